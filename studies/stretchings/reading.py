@@ -164,7 +164,9 @@ def _generated(
         "split": "held-out-books",
     }
     names = dict.fromkeys(rule.method(GENERATED_AT, train_length) for rule in RULES.values())
-    tasks = task_comparison.load_known([GENERATED], {**metadata, "tokenizer": tokenizer}, "")
+    tasks = task_comparison.load_harness_tasks(
+        [GENERATED], {**metadata, "tokenizer": tokenizer}, ""
+    )
     lm = StretchedLM(network, tokenizer=tokenizer, train_length=train_length, quiet=True)
     compared = task_comparison.compare(
         lm,

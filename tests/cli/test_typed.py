@@ -112,7 +112,7 @@ def test_an_interrupted_run_is_one_sentence(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal arrives while the model answers; Python prints the exit's text to stderr."""
-    monkeypatch.setattr(StretchedLM, "read", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(StretchedLM, "answer_batch", lambda *_: signal.raise_signal(signal.SIGINT))
     # A shell lets the jobs that it puts into the background ignore the signal.
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

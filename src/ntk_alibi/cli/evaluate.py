@@ -282,7 +282,7 @@ def _compare(options: argparse.Namespace) -> None:
         from ntk_alibi.models.loading import NANO_BLOOM
 
         name = options.model or NANO_BLOOM
-        tasks = task_comparison.load_known(options.tasks, metadata, name)
+        tasks = task_comparison.load_harness_tasks(options.tasks, metadata, name)
         outline, _, train_length = subcommand.load_outline(options)
         methods = [parse_method(x, train_length) for x in options.methods or DEFAULT_METHODS]
         harness.check_methods(outline, methods)

@@ -88,7 +88,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
         options,
         result,
         lambda found: [tables.tuning_table(found)],
-        lambda found: [tables.entitled(found["candidates"], "candidates")],
+        lambda found: [tables.with_title(found["candidates"], "candidates")],
     ):
         return
     tried = result["trace"]["method"].nunique()
@@ -101,7 +101,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
         nats = with_half_width(entry["nats"], entry["nats_half_width"], 3)
         pair = f"{entry['method']} minus {entry['against']}"
         print(f"{pair}, paired: {points} points, {nats} nats")
-    for other in tuning.better_ones(result):
+    for other in tuning.contradicting_methods(result):
         print(
             f"warning: on held-out records {other} answers more questions than {result['chosen']}, "
             "beyond the 95 % interval: they contradict the choice"

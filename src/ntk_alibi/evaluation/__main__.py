@@ -1,6 +1,6 @@
 """Entry point of `python -m ntk_alibi.evaluation`.
 
-It runs lm-evaluation-harness with our model and tasks, so that `accelerate launch -m` can start it.
+It runs lm-evaluation-harness with our model and tasks; `accelerate launch -m` can start it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Rules that score the answers to LongEval's lines and topics tasks."""
+"""Rules that score answers to the lines and topics of LongEval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def score_lines(prediction: str, expected: int) -> bool:
-    """Return whether the last integer of an answer to LongEval's lines task is the expected one.
+    """Return whether the last integer of an answer about LongEval's lines is the expected one.
 
     Args:
         prediction: the text that the model generated.
@@ -37,11 +37,11 @@ def score_lines(prediction: str, expected: int) -> bool:
 
 
 def score_topics(prediction: str, topics: Sequence[str]) -> bool:
-    """Return whether an answer to LongEval's topics task is right.
+    """Return whether an answer about LongEval's topics is right.
 
-    The answer is right if the record's first topic is the first topic that it names. An answer
-    names a topic if it contains the topic's words as a consecutive sequence; case, punctuation and
-    a leading article are ignored.
+    It is right if the first topic that it names is the first one of the record. An answer names a
+    topic if it contains the topic's words in a row; case, punctuation and a leading article do not
+    matter.
 
     Args:
         prediction: the text that the model generated.
@@ -74,6 +74,6 @@ def score_topics(prediction: str, topics: Sequence[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return the words of a text in lower case, without punctuation and a leading article."""
+    """Return the words of a text in lower case, without punctuation and leading article."""
     words = re.findall(r"\w+(?:['-]\w+)*", text.casefold())
     return " ".join(words[1:] if len(words) > 1 and words[0] in ("a", "an", "the") else words)

@@ -82,28 +82,28 @@ def test_an_interrupted_study_resumes(
     tiny_checkpoint: Path, tmp_path: Path, summary: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
-    read, read_once = [], StretchedLM.read
+    batches, answer_batch = [], StretchedLM.answer_batch
 
     def stop_after_ten(self: StretchedLM, batch: list[Any]) -> Any:
-        read.append(1)
-        if len(read) == 11:
+        batches.append(1)
+        if len(batches) == 11:
             raise KeyboardInterrupt
-        return read_once(self, batch)
+        return answer_batch(self, batch)
 
-    monkeypatch.setattr(StretchedLM, "read", stop_after_ten)
+    monkeypatch.setattr(StretchedLM, "answer_batch", stop_after_ten)
     with pytest.raises(KeyboardInterrupt):
         length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
     resumed = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
     assert same(resumed, summary)
     # 8 records and 2 windows for each method; the interrupted pass runs twice.
-    assert len(read) == 1 + (8 + 2) * 4
+    assert len(batches) == 1 + (8 + 2) * 4
     again = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
     assert same(again, summary)
-    assert len(read) == 1 + (8 + 2) * 4
+    assert len(batches) == 1 + (8 + 2) * 4
     length_study.evaluate(
         model, tokenizer, replace(PLAN, seed=1, prose_windows=0), tmp_path, quiet=True
     )
-    assert len(read) == 1 + (8 + 2) * 4 + 8 * 4
+    assert len(batches) == 1 + (8 + 2) * 4 + 8 * 4
 
 
 def test_an_error_leaves_no_patch(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
 from ntk_alibi.evaluation.comparing.task_comparison import (
     PUBLISHED,
     compare,
-    load_known,
+    load_harness_tasks,
     published_percent,
-    summary_of,
+    summarise_samples,
 )
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.evaluation.report import tables
@@ -38,16 +38,16 @@ def samples(metric: str, values: list[Any]) -> list[dict[str, Any]]:
 
 
 def test_a_row_has_the_interval_of_its_kind() -> None:
-    row = summary_of(samples("accuracy", [1.0, 0.0, 1.0]))
+    row = summarise_samples(samples("accuracy", [1.0, 0.0, 1.0]))
     assert (row["value"], row["cases"]) == (2 / 3, 3)
     assert (row["low"], row["high"]) == accuracy_interval([1, 0, 1], [1, 1, 1])
-    row = summary_of(samples("accuracy", [[5, 10], [9, 10]]))
+    row = summarise_samples(samples("accuracy", [[5, 10], [9, 10]]))
     assert (row["value"], row["cases"]) == (0.7, 20)
     assert (row["low"], row["high"]) == accuracy_interval([5, 9], [10, 10])
-    row = summary_of(samples("score", [0.2, 0.4, 0.6]))
+    row = summarise_samples(samples("score", [0.2, 0.4, 0.6]))
     # The mean's standard error is 0.2 / sqrt(3).
     assert row["high"] - row["value"] == pytest.approx(1.96 * 0.2 / math.sqrt(3), rel=1e-4)
-    assert math.isnan(summary_of(samples("score", [0.2]))["low"])
+    assert math.isnan(summarise_samples(samples("score", [0.2]))["low"])
 
 
 def test_compare(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_compare(tiny_checkpoint: Path, tmp_path: Path) -> None:
     found = compare(
         lm,
         [parse_method(name, 64) for name in ("original", "ntk:4")],
-        load_known(names, metadata, str(tiny_checkpoint)),
+        load_harness_tasks(names, metadata, str(tiny_checkpoint)),
         metadata=metadata,
         model="bloom-1b7",
         cache=tmp_path,

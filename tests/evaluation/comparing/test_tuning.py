@@ -40,10 +40,10 @@ def test_perplexity_decides_among_those_that_retrieve_alike() -> None:
 
 def test_how_sure_it_is() -> None:
     nats = np.array([[2.0], [2.1]])
-    assert tuning.best_shares(right(0.2, 0.9), nats, 0) == [0.0, 1.0]
+    assert tuning.choice_shares(right(0.2, 0.9), nats, 0) == [0.0, 1.0]
     rng = np.random.default_rng(0)
     close = np.stack([rng.binomial(10, 0.5, (2, 8)), np.full((2, 8), 10)], axis=-1).astype(float)
-    shares = tuning.best_shares(close, np.array([[2.0], [2.0]]), 0)
+    shares = tuning.choice_shares(close, np.array([[2.0], [2.0]]), 0)
     assert sum(shares) == pytest.approx(1)
     assert max(shares) < 1
 
@@ -147,8 +147,11 @@ def test_a_small_budget_tries_ntk_first(length: int) -> None:
 def test_a_choice_that_held_out_records_contradict_is_known() -> None:
     pair = {"method": "flat:2", "against": "original", "gain": 0.5, "gain_half_width": 0.1}
     ntk = pair | {"against": "ntk:2", "gain": -0.2}
-    assert tuning.better_ones({"paired": pd.DataFrame([pair, ntk])}) == ["ntk:2"]
-    assert tuning.better_ones({"paired": pd.DataFrame([ntk | {"gain_half_width": 0.3}])}) == []
+    assert tuning.contradicting_methods({"paired": pd.DataFrame([pair, ntk])}) == ["ntk:2"]
+    assert (
+        tuning.contradicting_methods({"paired": pd.DataFrame([ntk | {"gain_half_width": 0.3}])})
+        == []
+    )
 
 
 PAIR = {"method": "ntk:2", "against": "original"}
@@ -178,4 +181,4 @@ def test_records_that_all_agree_are_judged_by_the_accuracies(right: int, better:
     fresh = {name: accuracy_entry(found, [10] * 4) for name, found in counts.items()}
     assert tuning.is_better({"paired": pairs, "fresh": fresh}) == better
     turned = {"paired": pairs.assign(method="original", against="ntk:2", gain=-right / 10)}
-    assert tuning.better_ones(turned | {"fresh": fresh}) == ["ntk:2"] * better
+    assert tuning.contradicting_methods(turned | {"fresh": fresh}) == ["ntk:2"] * better

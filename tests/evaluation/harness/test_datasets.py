@@ -88,9 +88,9 @@ def test_generated_answers_are_those_of_the_records() -> None:
     for document, prompt in zip(whole, prompts, strict=True):
         assert (prompt["prompt"] + prompt["expected"] + ".").startswith(document["text"])
         assert prompt["prompt"].endswith("topic?\nASSISTANT:")
-        right = datasets.generated(prompt, [prompt["expected"]])
+        right = datasets.score_generated(prompt, [prompt["expected"]])
         assert right == {"accuracy": 1.0, "accuracy_900": 1.0}
-        wrong = datasets.generated(prompt, [prompt["expected"] + "s"])
+        wrong = datasets.score_generated(prompt, [prompt["expected"] + "s"])
         assert wrong == {"accuracy": 0.0, "accuracy_900": 0.0}
 
 
@@ -193,9 +193,9 @@ def test_prose_of_ones_own(tmp_path: Path) -> None:
 
 def test_counts() -> None:
     document = {"length": 10, "tokens": [2, 6]}
-    right = datasets.answered(document, [(-1.0, True), (-9.0, False)])
+    right = datasets.score_answers(document, [(-1.0, True), (-9.0, False)])
     assert right == {"accuracy": [1, 2], "accuracy_10": [1, 2]}
-    nats = datasets.predicted(document, [(-1.0, True), (-3.0, False)])
+    nats = datasets.score_prose(document, [(-1.0, True), (-3.0, False)])
     assert nats["nats_10"] == [4.0, 8]
     assert datasets.ratio([[1, 2], [3, 2]]) == 1.0
     assert math.isnan(datasets.ratio([[0, 0]]))

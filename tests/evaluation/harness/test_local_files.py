@@ -32,8 +32,8 @@ def test_reading_the_published_files(longeval: Path, name: str, task: str, token
     for case in found:
         answer = case["expected"][0]
         assert answer.lower() in case["prompt"].lower()
-        assert local_files.right(case, [f"It is {answer}."])["accuracy"]
-        assert not local_files.right(case, ["It is 17 apples."])["accuracy"]
+        assert local_files.score_answer(case, [f"It is {answer}."])["accuracy"]
+        assert not local_files.score_answer(case, ["It is 17 apples."])["accuracy"]
 
 
 LINE = {"prompt": "What?", "expected_number": 5}
@@ -105,7 +105,10 @@ def test_the_harness_scores_answers(tiny_checkpoint: Path, tmp_path: Path) -> No
         tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
     results = harness.answer(lm, tasks)
     samples = results["samples"]["longeval_lines_200"]
-    right = [local_files.right(sample["doc"], sample["resps"][0])["accuracy"] for sample in samples]
+    right = [
+        local_files.score_answer(sample["doc"], sample["resps"][0])["accuracy"]
+        for sample in samples
+    ]
     assert [sample["accuracy"] for sample in samples] == right
     assert results["results"]["longeval_lines_200"]["accuracy,none"] == sum(right) / 4
     assert [len(lm.tok_encode(sample["resps"][0][0])) > 0 for sample in samples] == [True] * 4

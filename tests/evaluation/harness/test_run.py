@@ -19,7 +19,11 @@ from lm_eval._cli import HarnessCLI
 from harness_tasks import search_tasks_in
 from ntk_alibi import _installed
 from ntk_alibi.cli import main
-from ntk_alibi.evaluation.comparing.task_comparison import by_length, load_known, summary_of
+from ntk_alibi.evaluation.comparing.task_comparison import (
+    load_harness_tasks,
+    split_by_length,
+    summarise_samples,
+)
 from ntk_alibi.evaluation.harness import datasets, local_files
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.models import nano_bloom_path
@@ -106,8 +110,8 @@ def test_a_folder_called_nano_bloom_has_its_own_tokenizer(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nano-bloom").mkdir()
-    assert harness.with_tokenizer_of("nano-bloom", {}) == {"tokenizer": "nano-bloom"}
-    assert harness.with_tokenizer_of("nano-bloom", {"tokenizer": "own"}) == {"tokenizer": "own"}
+    assert harness.with_tokenizer("nano-bloom", {}) == {"tokenizer": "nano-bloom"}
+    assert harness.with_tokenizer("nano-bloom", {"tokenizer": "own"}) == {"tokenizer": "own"}
 
 
 def test_a_length_without_prompts_is_no_score() -> None:
@@ -117,14 +121,14 @@ def test_a_length_without_prompts_is_no_score() -> None:
         {"metrics": ["4096", "2048"], "4096": -1.0, "2048": 1.0},
         {"metrics": ["4096"], "4096": 0.0},
     ]
-    parts = by_length("ruler_vt", samples)
-    found = {name: summary_of(part) for name, part in parts.items()}
+    parts = split_by_length("ruler_vt", samples)
+    found = {name: summarise_samples(part) for name, part in parts.items()}
     assert {name: (row["value"], row["cases"]) for name, row in found.items()} == {
         "ruler_vt, 2048 tokens": (0.75, 2),
         "ruler_vt, 4096 tokens": (0.0, 1),
     }
     others = [{"metrics": ["acc"], "acc": 1.0}]
-    assert by_length("piqa", others) == {"piqa": others}
+    assert split_by_length("piqa", others) == {"piqa": others}
 
 
 def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +151,7 @@ def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (logged,) = (tmp_path / "out/nano-bloom").glob("samples_niah_single_1*.jsonl")
     samples = [json.loads(line) for line in logged.read_text().splitlines()]
     states = random.getstate(), np.random.get_state()[2]
-    task = load_known(["niah_single_1"], metadata, "nano-bloom")["tasks"]["niah_single_1"]
+    task = load_harness_tasks(["niah_single_1"], metadata, "nano-bloom")["tasks"]["niah_single_1"]
     assert (random.getstate(), np.random.get_state()[2]) == states
     documents = list(task.eval_docs)
     assert [sample["doc"] for sample in samples] == documents[:2]
@@ -172,7 +176,7 @@ def test_the_keys_of_a_task_are_those_that_its_function_reads(task: str) -> None
         expected = retrieval - {"questions"} if task.endswith("_generated") else retrieval
     if task.startswith("ntk_alibi_prose"):
         expected = prose - {"stride"} if task.endswith("sliding") else prose
-    assert set(harness.keys_of(task) or ()) == expected
+    assert set(harness.metadata_keys(task) or ()) == expected
 
 
 def test_tags_are_those_of_the_tasks() -> None:
@@ -202,7 +206,7 @@ def test_keys_that_no_task_reads_are_refused(
         harness.check_metadata(tasks, given)
     assert message in str(error.value)
     with pytest.raises(ValueError, match="metadata of these tasks must have keys of"):
-        load_known(tasks, given, "nano-bloom")
+        load_harness_tasks(tasks, given, "nano-bloom")
     words = [f"{key}={value}" for key, value in given.items()]
     with pytest.raises(ValueError, match="metadata of these tasks must have keys of"):
         harness.main(["--model", "ntk_alibi", "--tasks", ",".join(tasks), "--metadata", *words])
@@ -225,5 +229,5 @@ def test_other_keys_are_taken(tasks: list[str], given: dict[str, Any]) -> None:
 
 def test_the_command_of_a_row_has_the_keys_of_its_task() -> None:
     given = {"records": 1, "windows": 2, "tokenizer": "x"}
-    assert harness.metadata_of("ntk_alibi_lines", given) == {"records": 1, "tokenizer": "x"}
-    assert harness.metadata_of("niah_single_1", given) == given
+    assert harness.task_metadata("ntk_alibi_lines", given) == {"records": 1, "tokenizer": "x"}
+    assert harness.task_metadata("niah_single_1", given) == given

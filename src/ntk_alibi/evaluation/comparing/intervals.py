@@ -1,4 +1,4 @@
-"""Confidence intervals of accuracies and of means."""
+"""Confidence intervals of accuracies and means."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-#: Half the width of a normal 95 % interval, in standard deviations.
+#: Half the width of a normal 95 % interval in standard deviations.
 NORMAL = NormalDist().inv_cdf(0.975)
 
 
 def accuracy_interval(correct: Sequence[int], cases: Sequence[int]) -> tuple[float, float]:
-    """Return Wilson's 95 % interval for an accuracy whose cases come in clusters.
+    """Return Wilson's 95 % interval for an accuracy over clusters of cases.
 
-    Questions about one record are not independent. The number of cases is therefore divided by the
-    design effect: the ratio of the variance between clusters to the binomial variance (at least 1).
+    Questions about one record depend on each other, so the number of cases is divided by the design
+    effect: the variance between clusters over the binomial variance, and at least 1.
 
     Args:
         correct: number of right answers in each cluster.
@@ -37,7 +37,7 @@ def accuracy_interval(correct: Sequence[int], cases: Sequence[int]) -> tuple[flo
 
 
 def accuracy_entry(correct: Sequence[int], cases: Sequence[int]) -> dict[str, Any]:
-    """Return the number of cases, their accuracy and the ends of its interval; None for no cases.
+    """Return the number of cases, the accuracy and the ends of its interval, None without cases.
 
     Args:
         correct: number of right answers in each cluster.
@@ -63,9 +63,9 @@ def _design_effect(correct: Sequence[int], cases: Sequence[int]) -> float:
 
 
 def half_width(values: Any) -> Any:
-    """Return half the width of Student's 95 % interval for means of n values along the first axis.
+    """Return half the width of Student's 95 % interval for means over the first axis.
 
-    t sd / sqrt(n), with n - 1 degrees of freedom; NaN for fewer than two values.
+    For n values it is t sd / sqrt(n), with n - 1 degrees of freedom; NaN for fewer than two values.
     """
     from scipy.stats import t
 
@@ -77,14 +77,14 @@ def half_width(values: Any) -> Any:
 
 
 def ratio_standard_error(sums: Sequence[float], counts: Sequence[float]) -> float:
-    """Return the standard error of the ratio of two sums over two or more clusters.
+    """Return the standard error of the ratio of two sums over clusters, of which there are several.
 
     Formula::
 
         sqrt(n / (n - 1) sum (s_i - r c_i)^2) / sum c_i,  r = sum s_i / sum c_i
 
     Args:
-        sums: s, the sum of each of the n clusters.
+        sums: s, the sum of each cluster.
         counts: c, the number of terms of each cluster, > 0.
     """
     n, total = len(counts), sum(counts)
@@ -98,13 +98,13 @@ def paired_difference(
 ) -> tuple[float, float]:
     """Return the difference of two accuracies on the same questions, and its 95 % half-width.
 
-    Differences within a cluster of questions depend on each other, so the interval is Student's
-    over the clusters, with their number - 1 degrees of freedom. Clusters that all differ alike tell
-    nothing about the spread of others: the half-width is NaN then, as for a single cluster.
+    Differences within a cluster depend on each other, so this is Student's interval over clusters.
+    Clusters that all differ alike do not show the spread of others: the half-width is NaN then, as
+    for a single cluster.
 
     Args:
         first: number of right answers of the first method in each cluster.
-        second: the same of the second method.
+        second: the same for the second method.
         cases: number of questions in each cluster, each > 0.
     """
     gains = np.subtract(first, second, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Comparison of methods on one model: retrieval at several lengths, perplexity by position."""
+"""Comparison of methods on a model: retrieval at several lengths, perplexity by position."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def evaluate(
     wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
     name: str = NANO_BLOOM,
 ) -> Summary:
-    """Run a study with progress bars and summarise it; answers already stored in path are reused.
+    """Run a study with progress bars and summarise it; answers that are in path are reused.
 
     Args:
         model: an unpatched BLOOM, MPT or Falcon.
         tokenizer: the model's tokenizer.
         plan: lengths, records and methods of the study.
-        path: folder for all single answers; it is kept when the study is done.
+        path: folder for all answers, which stays.
         quiet: whether to hide the progress bars.
-        wrap: function that turns each method's scaling into the scaling to patch with.
+        wrap: returns the scaling to patch with for the scaling of a method.
         name: name of the model in the commands of the summary.
 
     Returns:
-        The summary of `summarise`, in all processes that share the work, with two more keys:
-        settings: for each method, the model's settings as the harness records them;
+        What `summarise` returns, in all processes of a job, with two more keys:
+        settings: for each method, the settings of the model as the harness stores them;
         commands: for each method, the commands of `commands`.
 
     Raises:
@@ -56,7 +56,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Study:
-    """A plan with its methods and its tasks, in the form in which the harness takes them."""
+    """A plan with its methods and its tasks, as the harness takes them."""
 
     plan: Plan
     methods: list[Method]
@@ -72,7 +72,7 @@ def prepare(
     """Return the study of a plan, checked for a model, which may lack its weights.
 
     Raises:
-        TypeError, ValueError: a method is none for this model; a text is too short for its
+        TypeError, ValueError: a method cannot patch the model; a text is too short for its
             questions.
     """
     if not isinstance(plan, Plan):
@@ -125,20 +125,20 @@ def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
 
 
 def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
-    """Return the command that reproduces each cell, by method and then by "<task>/<length>"."""
+    """Return the command that repeats each cell, by method and then by "<task>/<length>"."""
     by_method: dict[str, dict[str, str]] = {}
     for method in plan.methods:
         model = f"pretrained={name},{to_model_arguments(method)},train_length={plan.train_length}"
         by_method[method] = {
             f"{task}/{length}": harness.command_line(model, f"ntk_alibi_{task}", made_from)
             for task, of_task in plan.tasks.items()
-            for length, made_from in _by_length(of_task).items()
+            for length, made_from in _split_by_length(of_task).items()
         }
     return by_method
 
 
-def _by_length(made_from: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the metadata of a task that makes the records of one length only, for each length."""
+def _split_by_length(made_from: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return, for each length, the metadata that makes only its records."""
     lengths = made_from["lengths"]
     only = {i: {"lengths": [length]} for i, length in enumerate(lengths)}
     if isinstance(records := made_from.get("records"), tuple):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.records.record import of_each_length, text_lengths
+from ntk_alibi.evaluation.records.record import check_lengths, counts_by_length
 from ntk_alibi.methods import parse_method
 
-#: Methods that are compared by default.
+#: The methods of a comparison by default.
 DEFAULT_METHODS = (
     "original",
     "interpolation:4",
@@ -21,32 +21,32 @@ DEFAULT_METHODS = (
     "dynamic-flat:2:query:logn=0.5",
 )
 
-#: The harness's samples of each method and task.
+#: Samples of the harness by method and task.
 Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Lengths, records and methods of a study; the defaults are those of `ntk-alibi eval`.
+    """Lengths, records and methods of a study, by default as in `ntk-alibi eval`.
 
     Attributes:
-        train_length: training length in tokens, the unit of all lengths and distances below.
-        methods: method names for `parse_method`.
-        multiples: multiples of the training length at which retrieval is tested.
-        lengths: lengths in tokens that take the place of multiples.
-        line_records: number of records of lines for each length: one number for all lengths, or a
-            tuple with one for each; so are the other numbers of records.
-        line_questions: number of questions about each of them; at most one for every 64 tokens of
-            the training length is used.
-        topic_records: number of conversations for each length.
+        train_length: training length in tokens, the unit of lengths and distances in results.
+        methods: names for `parse_method`.
+        multiples: the lengths of records in training lengths.
+        lengths: the lengths of records in tokens, in place of multiples.
+        line_records: how many records of lines for each length: an integer, or a tuple with one for
+            each length, as for all `..._records`.
+        line_questions: number of questions about each of them, but at most one for every 64 tokens
+            of the training length.
+        topic_records: how many conversations for each length.
         topic_questions: number of questions about each of them.
-        passkey_records, multikey_records: number of records of prose with one pass key, and with
-            several numbers, for each length.
-        other_line_records: number of records of lines with names that are in no training record of
+        passkey_records, multikey_records: how many records of prose with one pass key, and with
+            several keys.
+        other_line_records: how many records of lines with names that are in no training record of
             the nano BLOOM.
         prose_windows: number of windows for the perplexity, of the greatest length; 0 for none.
-        seed: seed of the records; all methods read the same records.
-        split: chapters of all prose; see `ntk_alibi.evaluation.harness.datasets.prose`.
+        seed: seed of the records, which all methods read.
+        split: the chapters of all prose; see `ntk_alibi.evaluation.harness.datasets.prose`.
     """
 
     train_length: int
@@ -83,11 +83,12 @@ class Plan:
             name, lengths = "lengths", self.lengths
         least = int(self.lengths is not None)
         for kind in _KINDS:  # texts must fit into memory while they are made
-            of = f"{kind}_records"
-            counts = getattr(self, of)
-            of_each_length(of, counts, len(lengths), minimum=int(isinstance(counts, tuple)))
-            text_lengths(name, lengths, counts, of=of, minimum=least)
-        text_lengths(name, [max(lengths)], self.prose_windows, of="prose_windows", minimum=least)
+            field_name = f"{kind}_records"
+            counts = getattr(self, field_name)
+            least_count = int(isinstance(counts, tuple))
+            counts_by_length(field_name, counts, len(lengths), minimum=least_count)
+            check_lengths(name, lengths, counts, of=field_name, minimum=least)
+        check_lengths(name, [max(lengths)], self.prose_windows, of="prose_windows", minimum=least)
         if self.lengths is not None:
             multiples = tuple(length / self.train_length for length in self.lengths)
             object.__setattr__(self, "multiples", multiples)
@@ -99,12 +100,12 @@ class Plan:
 
     @property
     def token_lengths(self) -> list[int]:
-        """The lengths of the records in tokens, by the order of `multiples`."""
+        """The lengths of the records in tokens, in the order of `multiples`."""
         return [round(multiple * self.train_length) for multiple in self.multiples]
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """Metadata of each harness task of the study, by the task's name without "ntk_alibi_"."""
+        """Metadata of the study's tasks, by their names without "ntk_alibi_"."""
         lengths = self.token_lengths
         split = {"split": self.split} if self.split != "held-out" else {}
         tasks: dict[str, dict[str, Any]] = {}
@@ -127,7 +128,7 @@ class Plan:
         return {}
 
 
-#: Kinds of records, as the plan's fields name them, and their harness tasks.
+#: Kinds of records, as the fields of a plan name them, and their tasks.
 _KINDS = {
     "line": "lines",
     "topic": "topics",
@@ -136,7 +137,7 @@ _KINDS = {
     "other_line": "other_lines",
 }
 
-#: Changes that --quick makes: fewer and shorter records, no prose.
+#: What --quick changes: fewer and shorter records, no prose.
 QUICK: dict[str, Any] = {
     "multiples": (1, 2, 3),
     "line_records": 3,
@@ -144,8 +145,8 @@ QUICK: dict[str, Any] = {
     "prose_windows": 0,
 }
 
-#: Changes that --demo makes: lines alone, far beyond the training length, where methods differ. A
-#: record of 16 training lengths takes thirty times the time of one of a training length.
+#: What --demo changes: lines alone, far beyond the training length, where methods differ. A record
+#: of 16 training lengths takes thirty times as long as a record of one.
 DEMO: dict[str, Any] = {
     "multiples": (1, 2, 4, 8, 16),
     "line_records": (2, 2, 3, 3, 4),

@@ -1,4 +1,4 @@
-"""Summary of a length study in data frames: from the harness's samples, or as JSON stored it."""
+"""The summary of a length study in data frames: from samples of the harness, or from JSON."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ntk_alibi.evaluation.comparing.plan import Plan, Samples
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: Least width of the distance ranges, in training lengths, and their greatest number.
+#: Least width of ranges of distance in training lengths, and their greatest number.
 DISTANCE_BIN, DISTANCE_BINS = 0.5, 8
 
-#: Number of depth ranges between the beginning of a record and its questions.
+#: Number of ranges of depth between the beginning of a record and its questions.
 DEPTH_BINS = 8
 
 _ACCURACY = ["cases", "accuracy", "low", "high"]
 
-#: The columns of each frame. Those of _TEXTS are names, all others numbers or NaN.
+#: The columns of each frame; _TEXTS are texts, all others numeric, or NaN.
 COLUMNS = {
     "retrieval": ["task", "method", "multiple", *_ACCURACY, "gain", "gain_half_width"],
     "by_distance": ["task", "method", "begin", "end", *_ACCURACY],
@@ -37,7 +37,7 @@ _TEXTS = ["task", "method"]
 
 
 class Summary(dict[str, Any]):
-    """A dictionary of data frames and plain values that notebooks display as tables."""
+    """A dictionary of data frames and plain values, which notebooks display as tables."""
 
     def _repr_html_(self) -> str:
         from ntk_alibi.evaluation.report import tables
@@ -50,20 +50,20 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
 
     Args:
         plan: the plan of the study.
-        samples: the harness's samples of each method and task.
+        samples: samples of the harness by method and task.
 
     Returns:
         A dictionary with these keys, of which the first four are pandas frames:
 
         - retrieval: for each task, method and multiple of the training length, the number of cases,
-          the accuracy and its 95 % interval (low, high), and the gain over the first method on the
+          the accuracy with its 95 % interval (low, high), and the gain over the first method on the
           same questions with its 95 % half-width, paired by record;
-        - by_distance: the same figures over the records of all lengths, by the distance of the
-          answer (begin, end, in training lengths);
-        - by_depth: the same figures for each multiple, by the depth of the answer in the record
-          (begin, end; 0 is the beginning of the record, 1 the first question);
+        - by_distance: accuracies over the records of all lengths, by the distance of the answer
+          (begin, end, in training lengths);
+        - by_depth: accuracies for each multiple, by the depth of the answer in the record (begin,
+          end; 0 is the beginning of the record, 1 the first question);
         - perplexity: for each method and range of positions (begin, end, in training lengths), the
-          nats per token and the difference from the first method, paired by window, with its 95 %
+          nats per token, and the difference from the first method, paired by window, with its 95 %
           half-width;
         - train_length, and the names of the methods;
         - records: for each method, the right answers and the questions of each record;
@@ -125,7 +125,7 @@ def _answers(plan: Plan, samples: Samples) -> DataFrame:
 
 
 def _accuracy(answers: DataFrame) -> dict[str, Any]:
-    """Return cases, accuracy and interval of answers, of which those of a record are a cluster."""
+    """Return cases, accuracy and interval of answers; a record is a cluster of answers."""
     counts = answers.groupby("record")["right"].agg(["sum", "count"])
     return accuracy_entry(counts["sum"].tolist(), counts["count"].tolist())
 
@@ -185,14 +185,14 @@ def _perplexity(
 
 
 def _frame(name: str, rows: Any) -> DataFrame:
-    """Return rows as a frame with the columns of a name; gains may be missing."""
+    """Return rows as a frame with its columns; gains may be missing."""
     import pandas as pd
 
     gains = {"gain": math.nan, "gain_half_width": math.nan}
     whole = [gains | row for row in rows]
     frame = pd.DataFrame(whole, columns=None if whole else COLUMNS[name])[COLUMNS[name]]
-    numbers = [column for column in COLUMNS[name] if column not in _TEXTS]
-    frame[numbers] = frame[numbers].apply(pd.to_numeric)
+    numeric = [column for column in COLUMNS[name] if column not in _TEXTS]
+    frame[numeric] = frame[numeric].apply(pd.to_numeric)
     return frame
 
 
@@ -201,14 +201,14 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds no summary.
+        ValueError: it contains no summary.
     """
     value = _files.read_json(path)
     with _files.readable("a summary that `ntk-alibi eval --json` printed", path):
-        return _stored(value)
+        return _checked_summary(value)
 
 
-def _stored(value: Any) -> Summary:
+def _checked_summary(value: Any) -> Summary:
     if not isinstance(value, Mapping):
         raise ValueError(f"it must be an object, got {str(value)[:40]}")
     for key, command in (("rows", "eval --tasks"), ("trace", "tune")):

@@ -1,7 +1,7 @@
-"""Comparison of methods on any harness tasks: one figure with its interval for each pair.
+"""Comparison of methods on any tasks of the harness: a figure and its interval for each pair.
 
-Tables print published figures of stretched models beside measured ones. Their source is
-keezen/ntk_alibi 2023, with bloom-1b7; it states neither truncation nor other settings.
+Tables show published figures of stretched models beside measured ones. They are from
+keezen/ntk_alibi 2023, for bloom-1b7, which states neither truncation nor other settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ntk_alibi.methods import Method, to_model_arguments
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
 
-#: Metrics shown in tables; of these, a task shows the first that it has.
+#: Metrics of tables; a task shows the first one that it has.
 MAIN_METRICS = ("accuracy", "score", "acc_norm", "acc", "exact_match", "f1", "nats")
 
 
@@ -40,18 +40,18 @@ def compare(
     Args:
         lm: the model.
         methods: the methods to compare.
-        tasks: the tasks, as returned by `load_known`.
-        metadata: metadata of the tasks besides the model; it appears in the commands.
+        tasks: what `load_harness_tasks` returns.
+        metadata: metadata of the tasks besides the model, for the commands.
         model: name of the model, for the commands and for published figures.
-        cache: folder for all single answers; it is kept when the comparison is done.
+        cache: folder for all answers, which stays.
 
     Returns:
         A dictionary with these keys:
         model: the name of the model;
-        rows: a pandas frame, for each task (see `by_length`) and method: task, method, metric,
-            cases, value, its 95 % interval (low, high), the published percentage for the same
-            model, task and method (or None), and the command that reproduces the row;
-        settings: for each method, the model's settings as the harness records them.
+        rows: a pandas frame with a row for each task (see `split_by_length`) and method: task,
+            method, metric, cases, value, the ends of its 95 % interval (low, high), the published
+            percentage (or None), and the command that repeats the row;
+        settings: for each method, the settings of the model as the harness stores them.
     """
     import pandas as pd
 
@@ -59,36 +59,37 @@ def compare(
     rows = [
         {
             **{"task": name, "method": method},
-            **summary_of(part),
+            **summarise_samples(part),
             "published": published_percent(model, task, method),
             "command": command(lm, model, method, task, metadata),
         }
         for method, of_method in samples.items()
         for task, of_task in of_method.items()
-        for name, part in by_length(task, of_task).items()
+        for name, part in split_by_length(task, of_task).items()
     ]
     return {"model": model, "rows": pd.DataFrame(rows), "settings": settings}
 
 
-def load_known(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> Any:
+def load_harness_tasks(tasks: Sequence[str], metadata: dict[str, Any], model: str) -> Any:
     """Load tasks by name.
 
-    The harness takes seconds to search its own tasks, so it does so only for a name that is not
-    ours.
+    The harness takes seconds to search its tasks, and does so only for a name that is not ours.
     """
     harness.check_metadata(tasks, metadata)
-    metadata = harness.with_tokenizer_of(model, {"pretrained": model, **metadata})
+    metadata = harness.with_tokenizer(model, {"pretrained": model, **metadata})
     with harness.quiet():
         return harness.load_tasks(
-            tasks, metadata, all_known=not set(tasks).issubset(harness.task_names())
+            tasks, metadata, with_theirs=not set(tasks).issubset(harness.task_names())
         )
 
 
-def by_length(task: str, samples: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Divide the samples of a task of RULER by length; return those of another task as they are.
+def split_by_length(
+    task: str, samples: Sequence[dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Split the samples of a task of RULER by length; other tasks stay whole.
 
-    RULER's metrics are called by lengths. A sample has its score at its own length; at another one
-    it has -1, which is no score.
+    The metrics of RULER have lengths as their names. A sample has its score at its length, and -1
+    at the others.
     """
     if not all(metric.isdecimal() for metric in samples[0]["metrics"]):
         return {task: list(samples)}
@@ -100,8 +101,8 @@ def by_length(task: str, samples: Sequence[dict[str, Any]]) -> dict[str, list[di
     return parts
 
 
-def summary_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return metric, number of cases, value and 95 % interval of a task's samples."""
+def summarise_samples(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return metric, number of cases, value and 95 % interval of the samples of a task."""
     metric = next((m for m in MAIN_METRICS if m in samples[0]), samples[0]["metrics"][0])
     values = [sample[metric] for sample in samples]
     if isinstance(values[0], list | tuple):  # a sum and its divisor
@@ -118,7 +119,7 @@ def summary_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
-    """Return the normal 95 % interval of a ratio of sums over samples."""
+    """Return the normal 95 % interval of the ratio of two sums over samples."""
     n, value = len(tops), sum(tops) / sum(counts)
     if n < 2:
         return math.nan, math.nan
@@ -127,16 +128,16 @@ def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[floa
 
 
 def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[str, Any]) -> str:
-    """Return the command that reproduces one row."""
+    """Return the command that repeats one row."""
     options = f"pretrained={model},{to_model_arguments(method)},train_length={lm.train_length}"
     options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
     if lm.limit is not None:
         options += f",max_length={lm.limit},truncation={lm.truncation_rule}"
-    return harness.command_line(options, task, harness.metadata_of(task, metadata))
+    return harness.command_line(options, task, harness.task_metadata(task, metadata))
 
 
-#: Published percentages of one model, by the name of the harness task without "_local" and by the
-#: method: accuracies, for MultiFieldQA-en the F1 score over words.
+#: Published percentages of one model, by the harness's task without "_local" and by the method:
+#: accuracies; for MultiFieldQA-en, F1 scores over words.
 PUBLISHED_MODEL = "bloom-1b7"
 PUBLISHED: dict[str, dict[str, float]] = {
     "longeval_topics_5": {"original": 2, "interpolation:2": 74, "ntk:2": 96},
@@ -147,7 +148,7 @@ PUBLISHED: dict[str, dict[str, float]] = {
 
 
 def published_percent(model: str, task: str, method: str) -> float | None:
-    """Return the published figure for a model, task and method, or None if there is none."""
+    """Return the published figure for a model, task and method, or None."""
     if model.rstrip("/").rpartition("/")[2] != PUBLISHED_MODEL:
         return None
     return PUBLISHED.get(task.removesuffix("_local"), {}).get(method)

@@ -1,10 +1,10 @@
-"""Search for the method that suits a length, with an estimate of its certainty.
+"""A search for the best method at a text length, which tells how sure the choice is.
 
-The search reads calibration texts only: first many methods on few records, then the best ones and
-what is near them, at last the finalists on all records. The method with the highest retrieval
-accuracy wins, because retrieval is the purpose of stretching; among methods within a standard error
-of the highest accuracy, the lowest perplexity wins. The chosen method is then compared with NTK and
-with the original on held-out records and prose, which no search with any seed reads.
+The search reads calibration texts: first many methods on few records, then the best ones and their
+neighbours, last the finalists on all records. The method with the highest accuracy wins, since
+retrieval is the purpose of stretching; among methods within a standard error of it, the one with
+the fewest nats. The choice is then compared with NTK and the original on held-out records and
+prose, which no search reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ntk_alibi.evaluation.comparing.intervals import (
     half_width,
     paired_difference,
 )
-from ntk_alibi.evaluation.records.record import text_lengths
+from ntk_alibi.evaluation.records.record import check_lengths
 from ntk_alibi.methods import ORIGINAL, parameter_names, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import scaling_to_config
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-#: Number of resamplings of the records.
+#: Number of bootstrap resamplings of the records.
 RESAMPLINGS = 2000
 
-#: Number of finalists besides the original and the best NTK, and of methods that are refined.
+#: Number of finalists besides the original and the best NTK, and of methods whose neighbours are
+#: tried.
 FINALISTS, REFINED = 3, 2
 
 
@@ -50,15 +51,15 @@ class Search:
     """The settings of a search.
 
     Attributes:
-        length: target context length in tokens.
+        length: length of the texts in tokens.
         train_length: training length in tokens.
-        methods: names of the candidates, which are all read in full; the original is always one of
-            them. By default the search makes its own candidates.
-        records: number of records of lines; half as many records of topics are used.
+        methods: names of the candidates, all of which read all records; the original is added. By
+            default, the search makes its candidates.
+        records: number of records of lines; there are half as many of topics.
         windows: number of windows of prose.
-        seed: seed of the records. Searches with different seeds share no records.
-        budget: number of methods that are read on a quarter of the records to find the finalists,
-            32 by default; methods need none.
+        seed: seed of the records; searches with different seeds share none.
+        budget: number of methods that read a quarter of the records to find the finalists, by
+            default 32; not with methods.
     """
 
     length: int
@@ -72,7 +73,7 @@ class Search:
     def __post_init__(self) -> None:
         for name in ("records", "windows"):
             _checks.integer(name, getattr(self, name), minimum=1)
-            text_lengths("length", [self.length], getattr(self, name), of=name)
+            check_lengths("length", [self.length], getattr(self, name), of=name)
         _checks.integer("train_length", self.train_length, minimum=1)
         _checks.integer("seed", self.seed, minimum=0)
         if self.budget is not None:
@@ -86,18 +87,18 @@ class Search:
 
     @property
     def tries(self) -> int:
-        """The number of methods that are read on a quarter of the records."""
+        """The number of methods that read a quarter of the records."""
         return 32 if self.budget is None else self.budget
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """`methods` with the original first; by default those that the search begins with."""
+        """The original and `methods`, or the methods with which a search begins."""
         if self.methods:
             return tuple(dict.fromkeys((ORIGINAL, *self.methods)))
         return families(self.length, self.train_length)[: self.tries]
 
     def plan(self, methods: Sequence[str], *, held_out: bool, share: float = 1.0) -> plan.Plan:
-        """Return the plan of a length study for some of the methods and a share of the records."""
+        """Return the plan of a study of methods on a share of the records."""
         lines = max(2, round(share * self.records)) if share < 1.0 else self.records
         return plan.Plan(
             self.train_length,
@@ -120,33 +121,32 @@ def search(
     quiet: bool = False,
     name: str = NANO_BLOOM,
 ) -> dict[str, Any]:
-    """Search for the best method; answers already stored in path are reused.
+    """Search for the best method; answers that are in path are reused.
 
     Args:
         model: an unpatched BLOOM, MPT or Falcon.
         tokenizer: the model's tokenizer.
         wanted: the settings of the search.
-        path: folder for all single answers; it is kept when the search is done.
+        path: folder for all answers, which stays.
         quiet: whether to hide the progress bars.
         name: name of the model.
 
     Returns:
         A dictionary with these keys, of which trace, candidates and paired are pandas frames:
         model, length and train_length;
-        trace: what was tried, in order: the stage, the method, its accuracy and its nats;
-        candidates: for each finalist, the number of questions (cases), the accuracy over them with
-            its 95 % interval (low, high), the difference from the original in nats per token with
-            its half-width, and the share of resamplings of the records in which the method is
-            chosen (best_share);
+        trace: what was tried, in order: stage, method, accuracy and nats;
+        candidates: for each finalist, the number of questions (cases), the accuracy with its 95 %
+            interval (low, high), the difference from the original in nats per token with its
+            half-width, and the share of resamplings in which it is chosen (best_share);
         chosen: name of the method that the search prefers; sure: its best_share;
         answer: the chosen method if `is_better`, else "original";
         config: the entries of a model's config for the answer;
-        fresh: cases, accuracy and interval of the chosen method, of NTK and of the original on
-            held-out records;
-        paired: for the original and for NTK, the chosen method's gain in accuracy on the same
-            held-out questions, and its difference in nats on the same held-out prose, with their
-            95 % half-widths over records and windows;
-        settings: for each finalist, the model's settings as the harness records them.
+        fresh: cases, accuracy and interval of the chosen method, NTK and the original on held-out
+            records;
+        paired: the gain in accuracy of the chosen method over the original and over NTK on the same
+            held-out questions, and its difference in nats on the same held-out prose, with 95 %
+            half-widths over records and windows;
+        settings: for each finalist, the settings of the model as the harness stores them.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -165,7 +165,7 @@ def search(
     clusters, nats = _clusters(summary), _nats(summary)
     trace.append(_scores("finalists", finalists, summary))
     chosen = choose(clusters, nats, np.arange(clusters.shape[1]))
-    shares = best_shares(clusters, nats, wanted.seed)
+    shares = choice_shares(clusters, nats, wanted.seed)
     differences = nats - nats[0]
     accuracies = [accuracy_entry(*of_method.astype(int).T.tolist()) for of_method in clusters]
     candidates = pd.DataFrame({"method": finalists}).join(pd.DataFrame(accuracies))
@@ -180,21 +180,21 @@ def search(
         ),
         "chosen": best,
         "sure": shares[chosen],
-        **_held_out(read, wanted, best, _best_ntk(trace[-1], wanted)),
+        **_compare_held_out(read, wanted, best, _best_ntk(trace[-1], wanted)),
         "settings": summary["settings"],
     }
     answer = best if is_better(found) else ORIGINAL
-    return {**found, "answer": answer, "config": _config(answer, wanted.train_length)}
+    return {**found, "answer": answer, "config": _to_config(answer, wanted.train_length)}
 
 
 def _finalists(
     read: Callable[[plan.Plan], Any], wanted: Search, layers: int, trace: list[DataFrame]
 ) -> tuple[str, ...]:
-    """Return the original, the best NTK, and the best methods on a quarter of the records."""
+    """Return the original, the best NTK and the best methods on a quarter of the records."""
     tried: list[str] = []
 
     def screen(stage: str, names: Iterable[str]) -> list[str]:
-        """Read methods that are new, and return all that were tried, the best first."""
+        """Try methods that are new, and return all that were tried, the best first."""
         import pandas as pd
 
         new = [name for name in names if name not in tried][: wanted.tries - len(tried)]
@@ -205,20 +205,20 @@ def _finalists(
         return _ranked(pd.concat(trace))
 
     ranked = screen("families", wanted.candidates)
-    near = [other for name in ranked[:REFINED] for other in refinements(name, layers)]
-    ranked = screen("refinements", near)
+    neighbours = [other for name in ranked[:REFINED] for other in refinements(name, layers)]
+    ranked = screen("refinements", neighbours)
     ntk = [name for name in ranked if name.startswith("ntk:")][:1]
     return tuple(dict.fromkeys((ORIGINAL, *ntk, *ranked[:FINALISTS])))
 
 
-#: Greatest number of groups that the layers of a model are divided into.
+#: The layers of a model are divided into at most so many groups.
 LAYER_GROUPS = 3
 
 
 def families(length: float, train_length: int) -> tuple[str, ...]:
-    """Return methods of all kinds, with factors around length / train_length.
+    """Return methods of all kinds with factors around length / train_length.
 
-    A search with a small budget tries the first of them: the original, NTK and flat heads.
+    The first ones, for small budgets, are the original, NTK and flat heads.
     """
     ratio = max(1.0, length / train_length)
     names = [ORIGINAL]
@@ -234,7 +234,7 @@ def families(length: float, train_length: int) -> tuple[str, ...]:
 
 
 def refinements(name: str, layers: int) -> tuple[str, ...]:
-    """Return methods near a method: with log-n factors, in some layers, with other factors."""
+    """Return the neighbours of a method: with log-n, in some layers only, with other factors."""
     if name == ORIGINAL:
         return tuple(f"{ORIGINAL}:logn={strength}" for strength in ("0.5", "1"))
     kind, *words = name.split(":")
@@ -252,7 +252,7 @@ def refinements(name: str, layers: int) -> tuple[str, ...]:
 
 
 def _some_layers(layers: int) -> list[list[int]]:
-    """Return the layers of each group, and of all groups but one."""
+    """Return the layers of each group, and the layers of all groups but one."""
     count = min(LAYER_GROUPS, layers)
     edges = [layers * group // count for group in range(count + 1)]
     groups = [list(range(*pair)) for pair in itertools.pairwise(edges)]
@@ -275,28 +275,28 @@ def _scores(stage: str, methods: Sequence[str], summary: dict[str, Any]) -> Data
 
 
 def _ranked(scores: DataFrame) -> list[str]:
-    """Return the methods, the most accurate first; of equals that with fewer nats."""
+    """Return the methods, the most accurate first, of equals the one with fewer nats."""
     return list(scores.sort_values(["accuracy", "nats"], ascending=[False, True])["method"])
 
 
-def _config(name: str, train_length: int) -> dict[str, Any]:
-    """Return a method as entries of a model's config."""
+def _to_config(name: str, train_length: int) -> dict[str, Any]:
+    """Return a method as entries of a model's configuration."""
     method = parse_method(name, train_length)
     config = {"alibi_scaling": scaling_to_config(method.scaling)}
     return config if method.log_n is None else config | {"alibi_log_n": method.log_n.to_config()}
 
 
 def _best_ntk(finalists: DataFrame, wanted: Search) -> str:
-    """Return the NTK that the search prefers, or the one by the ratio of the lengths."""
-    if known := [name for name in _ranked(finalists) if name.startswith("ntk:")]:
-        return known[0]
+    """Return the best NTK of the finalists, or the one by the ratio of the lengths."""
+    if tried := [name for name in _ranked(finalists) if name.startswith("ntk:")]:
+        return tried[0]
     return f"ntk:{max(1.0, wanted.length / wanted.train_length):g}"
 
 
-def _held_out(
+def _compare_held_out(
     read: Callable[[plan.Plan], Any], wanted: Search, chosen: str, ntk: str
 ) -> dict[str, Any]:
-    """Compare the chosen method with the original and NTK on texts that nothing was chosen on."""
+    """Compare the chosen method with the original and NTK on held-out texts."""
     import pandas as pd
 
     methods = tuple(dict.fromkeys((ORIGINAL, ntk, chosen)))
@@ -319,7 +319,7 @@ def _held_out(
 def is_better(found: dict[str, Any]) -> bool:
     """Return whether the chosen method does better than the original on held-out texts.
 
-    It does if it answers more questions, or no fewer and predicts prose with fewer nats. Only
+    That is, it answers more questions, or no fewer while it predicts prose with fewer nats. Only
     differences beyond their 95 % interval count.
 
     Args:
@@ -332,7 +332,7 @@ def is_better(found: dict[str, Any]) -> bool:
     return False
 
 
-def better_ones(found: dict[str, Any]) -> list[str]:
+def contradicting_methods(found: dict[str, Any]) -> list[str]:
     """Return the methods that answer more of the held-out questions than the chosen one.
 
     Args:
@@ -345,7 +345,7 @@ def better_ones(found: dict[str, Any]) -> list[str]:
 def _ends_of_gain(found: dict[str, Any], pair: dict[str, Any]) -> tuple[float, float]:
     """Return the ends of the 95 % interval of a gain.
 
-    Records that all agree have no paired interval. Then it is from the accuracies' own ones.
+    Where all records agree there is no paired interval; the intervals of both accuracies serve.
     """
     gain, width = pair["gain"], pair["gain_half_width"]
     if not math.isnan(width):
@@ -360,14 +360,14 @@ def _clusters(summary: dict[str, Any]) -> Floats:
 
 
 def _nats(summary: dict[str, Any]) -> Floats:
-    """Return the mean nats per token of each window, (methods, windows)."""
+    """Return the nats per token of each window, (methods, windows)."""
     return np.array([summary["windows"][method] for method in summary["methods"]], np.float64)
 
 
 def choose(clusters: Floats, nats: Floats, records: NDArray[np.integer[Any]]) -> int:
-    """Choose the method with the fewest nats among the most accurate ones on the records.
+    """Choose the method with the fewest nats among the most accurate ones on some records.
 
-    The most accurate methods are those within a standard error of the highest accuracy.
+    The most accurate ones are within a standard error of the highest accuracy.
     """
     drawn = clusters[:, records]
     accuracy = drawn[..., 0].sum(1) / drawn[..., 1].sum(1)
@@ -378,8 +378,8 @@ def choose(clusters: Floats, nats: Floats, records: NDArray[np.integer[Any]]) ->
     return int(np.where(level, nats.mean(axis=1), np.inf).argmin())
 
 
-def best_shares(clusters: Floats, nats: Floats, seed: int) -> list[float]:
-    """Return the share of bootstrap resamplings (records and windows) that choose each method."""
+def choice_shares(clusters: Floats, nats: Floats, seed: int) -> list[float]:
+    """Return the share of resamplings of records and windows in which each method is chosen."""
     rng, counts = np.random.default_rng(seed), np.zeros(len(clusters))
     for _ in range(RESAMPLINGS):
         records = rng.integers(clusters.shape[1], size=(clusters.shape[1],))

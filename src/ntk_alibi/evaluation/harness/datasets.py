@@ -1,8 +1,8 @@
 """Data sets and a task class for the harness: records with questions, and windows of prose.
 
-Each answer in a text is one of the harness's loglikelihood requests, and the text before it is the
-context. The requests of one text are therefore prefixes of that text, and `StretchedLM` reads it
-once. Other models of the harness read it once for each request and give the same answers.
+Each answer in a text is a loglikelihood request of the harness, whose context is the text before
+it. The requests of one text are prefixes of that text, so `StretchedLM` reads it once. Other models
+of the harness read it once for each request, and give the same answers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ntk_alibi.evaluation.records.record import (
     Decode,
     RecordKind,
     cached_encoder,
+    check_lengths,
+    counts_by_length,
     decoder,
     encoder,
-    of_each_length,
-    text_lengths,
 )
 from ntk_alibi.evaluation.records.words import OTHER_LINE_NAMES
 from ntk_alibi.models.loading import checkpoint_name, reading
@@ -39,7 +39,7 @@ from ntk_alibi.models.loading import checkpoint_name, reading
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: A record's name gives its length in this unit, for every model; names seed the records.
+#: The name of a record, which seeds it, contains its length in this unit, for every model.
 NAMED_UNIT = 2048
 
 #: Width of the ranges of positions of prose, in tokens.
@@ -47,14 +47,14 @@ POSITIONS = 1024
 
 SEED = 2026
 
-#: By default a record has at most one question for this many tokens.
+#: By default a record has at most one question for so many tokens.
 TOKENS_PER_QUESTION = 64
 
-#: Default number of prompts with one question, of each length.
+#: Default number of prompts with one question for each length.
 SINGLE_QUESTIONS = 32
 
-#: The kinds of records: the default number of records of each length, and a function of sentences
-#: of prose and of the greatest default number of questions that makes the kind.
+#: For each kind of records: the default number of records of each length, and a function that makes
+#: the kind from sentences of prose and from the greatest default number of questions.
 KINDS: dict[str, tuple[int, Callable[[tuple[str, ...], int], Any]]] = {
     "lines": (8, lambda prose, most: Lines(prose=prose)),
     "other-lines": (8, lambda prose, most: Lines(names=OTHER_LINE_NAMES, prose=prose)),
@@ -77,16 +77,16 @@ def retrieval(
     """Draw records of a kind in the form in which the harness takes a data set.
 
     Args:
-        kind: name of the record kind: "lines", "other-lines" (with names that are in no training
-            record of the nano models), "topics", "passkey", "multikey" or "variables".
+        kind: "lines", "other-lines" (whose names are in no training record of the nano models),
+            "topics", "passkey", "multikey" or "variables".
         lengths: lengths of the records in tokens of the model.
-        records: number of records of each length, or one number for each length.
-        questions: number of questions about each record; by default the kind's number, but at most
-            one for every 64 tokens.
+        records: how many records of each length: an integer, or one for each length.
+        questions: number of questions about each record; by default the kind's, but at most one for
+            every 64 tokens.
         seed: seed of the records.
         split: chapters of the prose in the records; see `prose`.
-        **model: the harness's metadata of the model: the records are made with its tokenizer, or
-            with the tokenizer of the checkpoint named by pretrained.
+        **model: the harness's metadata of the model. Records are made with its tokenizer, or with
+            the one of the checkpoint that pretrained names.
     """
     _checks.choice("kind", kind, KINDS)
     records = KINDS[kind][0] if records is None else records
@@ -95,7 +95,7 @@ def retrieval(
     encode = cached_encoder(encoder(tokenizer))
     documents = []
     checked = _lengths(lengths, records)
-    counts = of_each_length("records", records, len(checked), minimum=1)
+    counts = counts_by_length("records", records, len(checked), minimum=1)
     for length, count in zip(checked, counts, strict=True):
         record_kind = _record_kind(kind, questions, length, split)
         for record in range(count):
@@ -111,12 +111,12 @@ def single_questions(
     records: int | Sequence[int] = SINGLE_QUESTIONS,
     **options: Any,
 ) -> dict[str, Dataset]:
-    """Draw prompts of one record and one question each, to which the model generates the answer.
+    """Draw prompts of one record and one question each, for answers that a model generates.
 
     Args:
-        kind: name of the record kind, as for `retrieval`.
+        kind: as for `retrieval`.
         lengths: lengths of the records in tokens of the model.
-        records: number of prompts of each length, or one number for each length.
+        records: how many prompts of each length: an integer, or one for each length.
         **options: further arguments of `retrieval`, except questions, which is 1.
     """
     drawn = retrieval(kind, lengths, records, **{**options, "questions": 1})["test"]
@@ -131,8 +131,8 @@ def single_questions(
     return {"test": Dataset.from_list(prompts)}
 
 
-def generated(document: dict[str, Any], results: list[str]) -> dict[str, Any]:
-    """Return whether the text generated before the end of the answer is the answer."""
+def score_generated(document: dict[str, Any], results: list[str]) -> dict[str, Any]:
+    """Return whether the generated text is the answer."""
     right = float(results[0].strip() == document["expected"].strip())
     return _with_length("accuracy", document, right)
 
@@ -147,19 +147,19 @@ def prose(
     split: str = "held-out",
     **model: Any,
 ) -> dict[str, Dataset]:
-    """Cut running prose into windows, each predicted in ranges of positions.
+    """Cut prose into windows, each of which is predicted in ranges of positions.
 
     Args:
         lengths: lengths of the windows in tokens of the model.
         windows: number of windows of each length.
-        bins: number of equal ranges of positions in a window; by default ranges of stride tokens.
+        bins: number of equal ranges in a window; by default, ranges have stride tokens.
         text: path of a text file with a paragraph on each line; by default chapters of the King
             James Bible.
-        context: number of tokens read before each range; by default all of the window before it.
+        context: number of tokens that are read before each range; by default, all that precede it.
         stride: number of tokens in a range.
-        split: "held-out" for the chapters that the nano BLOOM was not trained on, "training" for
-            the others, or "held-out-books" for books that `corpus.training_text` can leave out
-            whole; a window is from one book.
+        split: "held-out" for chapters that the nano BLOOM was not trained on, "training" for the
+            others, or "held-out-books" for whole books that `corpus.training_text` can leave out; a
+            window is from one book.
         **model: the harness's metadata of the model, as for `retrieval`.
     """
     _checks.integer("windows", windows, minimum=1)
@@ -181,29 +181,28 @@ def prose(
 
 
 def sliding_prose(context: int = 2048, **options: Any) -> Any:
-    """Make windows of prose like `prose`, in which no token sees more than `context` tokens.
+    """Make windows as `prose` does, in which no token sees more than `context` tokens.
 
-    The context slides by half of its length at a time, so that each token sees at least the other
-    half.
+    The context moves by half of its length at a time, so each token sees at least the other half.
     """
     stride = max(1, _checks.integer("context", context, minimum=2) // 2)
     return prose(**{**options, "context": context - stride, "stride": stride})
 
 
-def answered(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """Return (right answers, questions) of a record as accuracy and accuracy_<length>."""
+def score_answers(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Return [right answers, questions] of a record as accuracy and accuracy_<length>."""
     counts = [sum(greedy for _, greedy in results), len(results)]
     return _with_length("accuracy", document, counts)
 
 
-def predicted(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """Return (sum of nats, tokens) of a window of prose as perplexity, nats, nats_<length>."""
+def score_prose(document: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Return [sum of nats, tokens] of a window of prose as perplexity, nats and nats_<length>."""
     sums = [-sum(likelihood for likelihood, _ in results), sum(document["tokens"])]
     return {"perplexity": sums, **_with_length("nats", document, sums)}
 
 
 def ratio(pairs: Iterable[Sequence[float]]) -> float:
-    """Divide the sum of the first numbers by the sum of the second; NaN if the latter is 0."""
+    """Return the ratio of the sums of pairs' first and second items; NaN if the second is 0."""
     first, second = np.sum(list(pairs), axis=0)
     return float(first / second) if second else math.nan
 
@@ -214,7 +213,7 @@ def perplexity(pairs: Iterable[Sequence[float]]) -> float:
 
 
 def ratio_error(pairs: Iterable[Sequence[float]]) -> float | str:
-    """Return the standard error of `ratio`, or "N/A", as the harness writes it, for one pair."""
+    """Return the standard error of `ratio`; for one pair "N/A", as the harness has it."""
     counted = [pair for pair in pairs if pair[1]]
     if len(counted) < 2:
         return "N/A"
@@ -222,7 +221,7 @@ def ratio_error(pairs: Iterable[Sequence[float]]) -> float | str:
 
 
 def perplexity_error(pairs: Iterable[Sequence[float]]) -> float | str:
-    """Return the standard error of `perplexity`: itself times that of the nats, to first order."""
+    """Return the standard error of `perplexity`: to first order, it times the error of the nats."""
     pairs = list(pairs)
     error = ratio_error(pairs)
     return error if isinstance(error, str) else perplexity(pairs) * error
@@ -232,7 +231,7 @@ STANDARD_ERRORS = {ratio: ratio_error, perplexity: perplexity_error}
 
 
 class RecordTask(ConfigurableTask):  # type: ignore[misc]
-    """A harness task whose documents have several requests about one text."""
+    """A task of the harness whose documents have several requests about one text."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={k: v for k, v in config.items() if k != "class"})
@@ -241,8 +240,8 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
         for name, aggregate in dict(self.aggregation()).items():
             of_lengths = [f"{name}_{length}" for length in lengths] if aggregate is ratio else []
             for metric in (name, *of_lengths):
-                # The harness knows no standard error of our ratios and leaves "N/A" at this key,
-                # which a metric with the name of the key replaces.
+                # The harness has no standard error of a ratio and writes "N/A" at this key; a
+                # metric of the same name replaces it.
                 aggregations |= {metric: aggregate, f"{metric}_stderr": STANDARD_ERRORS[aggregate]}
                 self._higher_is_better[metric] = self._higher_is_better[name]
                 self._higher_is_better[f"{metric}_stderr"] = False
@@ -272,7 +271,7 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
         ]
 
     def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
-        """Compute the metrics; those of other lengths get [0, 0], which adds nothing."""
+        """Compute the metrics; the ones for other lengths get [0, 0], which adds nothing."""
         metrics: dict[str, Any] = super().process_results(doc, results)
         return {
             name: metrics.get(name.removesuffix("_stderr"), [0, 0])
@@ -281,7 +280,7 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
 
 
 class SingleQuestionTask(ConfigurableTask):  # type: ignore[misc]
-    """A harness task of prompts with one question each, with a metric for each length."""
+    """A task of the harness whose prompts have one question, with a metric for each length."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={k: v for k, v in config.items() if k != "class"})
@@ -346,7 +345,7 @@ def _prose_document(decode: Decode, tokens: Any, bins: int, context: int | None)
 
 
 def _decoded(decode: Decode, tokens: Any, edges: list[int]) -> tuple[str, list[int]]:
-    """Return the text between the first and the last edge, and the ends of its parts in it."""
+    """Return the text between the first and the last edge, and where in it each part ends."""
     pieces = [decode(tokens[a:b]) for a, b in itertools.pairwise(edges)]
     return "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist()
 
@@ -357,7 +356,7 @@ def _lengths(
     values = lengths if isinstance(lengths, Sequence) else [lengths]
     if not values:
         raise ValueError(f"lengths must hold at least one length, got {lengths!r}")
-    return text_lengths("lengths", values, texts, of=of, minimum=minimum)
+    return check_lengths("lengths", values, texts, of=of, minimum=minimum)
 
 
 def _lines(path: Any) -> list[str]:

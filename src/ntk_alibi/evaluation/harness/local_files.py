@@ -1,6 +1,6 @@
-"""LongEval's and LongBench's published files as data sets and tasks of the harness, with scores.
+"""Published files of LongEval and LongBench as data sets and tasks of the harness.
 
-Each line of such a file holds a JSON object; errors name the file and the line.
+Each line of such a file is a JSON object; errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ntk_alibi.evaluation.scoring import score_lines, score_topics
 
 KINDS = ("lines", "topics")
 
-#: Greatest number of a line; LongEval's own have at most five digits.
+#: Greatest answer of a line; LongEval's have at most five digits.
 GREATEST_NUMBER = 10**18
 
 
 def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, Any]:
-    """Read the cases of a file into the form in which the harness takes a data set.
+    """Read a file of LongEval as a data set of the harness.
 
     Args:
         kind: "lines" or "topics".
         size: size of a record in lines or topics.
-        data: path of the file, or of a folder that holds it either as lines_200.jsonl or, as in
-            LongEval's repository, as lines/testcases/200_lines.jsonl.
+        data: path of the file, or of a folder with the file lines_200.jsonl or, as in LongEval's
+            repository, lines/testcases/200_lines.jsonl.
     """
     from datasets import Dataset
 
@@ -39,8 +39,8 @@ def cases(kind: str, size: int, data: str | None = None, **_: Any) -> dict[str, 
     return {"test": Dataset.from_list(read_cases(find_file(data, kind, size), kind))}
 
 
-def right(document: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Score the answer to a document by the rules of scoring.py."""
+def score_answer(document: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """Score the answer to a document by the rules of `ntk_alibi.evaluation.scoring`."""
     prediction, expected = results[0], document["expected"]
     if document["kind"] == "lines":
         return {"accuracy": float(score_lines(prediction, int(expected[0])))}
@@ -50,26 +50,27 @@ def right(document: dict[str, Any], results: list[str]) -> dict[str, float]:
 def find_file(data: str | os.PathLike[str], kind: str, size: int) -> Path:
     """Return the path of the file with the cases of a kind and size."""
     path = Path(data)
-    places = [path / f"{kind}_{size}.jsonl", path / kind / "testcases" / f"{size}_{kind}.jsonl"]
-    return next((place for place in places if place.exists()), places[0]) if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    files = [path / f"{kind}_{size}.jsonl", path / kind / "testcases" / f"{size}_{kind}.jsonl"]
+    return next((file for file in files if file.exists()), files[0])
 
 
 def read_cases(path: str | os.PathLike[str], kind: str) -> list[dict[str, Any]]:
     """Read the cases of a LongEval file.
 
     Args:
-        path: path of a .jsonl file; its entries have the keys prompt and expected_number (lines),
-            or prompt and topics (topics).
+        path: path of a .jsonl file, whose objects have the keys prompt and expected_number (for
+            lines) or prompt and topics (for topics).
         kind: "lines" or "topics".
 
     Returns:
         For each case a dictionary with kind, number (of the line in the file, from 1), prompt and
-        expected: a list of the expected number alone, or of all topics with the right one first.
+        expected: a list of the expected number, or of all topics, the right one first.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: a line is malformed (the message names file and line), the file is empty, or
-            kind is unknown.
+        ValueError: a line is malformed, the file is empty, or kind is unknown.
     """
     _checks.choice("kind", kind, KINDS)
     parse = _line_case if kind == "lines" else _topics_case
@@ -91,7 +92,7 @@ def _topics_case(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 class LocalTask(ConfigurableTask):  # type: ignore[misc]
-    """The harness's task longbench_NAME with its prompts and metrics, on a local file."""
+    """The harness's task longbench_NAME, with its prompts and metrics, on a local file."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         name = config["dataset_kwargs"]["name"]
@@ -104,11 +105,11 @@ class LocalTask(ConfigurableTask):  # type: ignore[misc]
 
 
 def documents(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
-    """Read a LongBench file into the form in which the harness takes a data set.
+    """Read a file of LongBench as a data set of the harness.
 
     Args:
         name: "trec" or "multifieldqa_en".
-        data: path of the .jsonl file, or of a folder that holds it as NAME.jsonl.
+        data: path of the .jsonl file, or of a folder with the file NAME.jsonl.
     """
     from datasets import Dataset
 
@@ -120,7 +121,7 @@ def documents(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
 
 
 def _document(entry: dict[str, Any]) -> dict[str, Any]:
-    """Rename the keys of an entry to those of the harness's prompts."""
+    """Rename the keys of an entry as the prompts of the harness name them."""
     classes = entry.get("all_classes") or []
     return {
         "context": text(entry, "context"),
@@ -136,12 +137,12 @@ Case = dict[str, Any]
 def read_lines(
     path: str | os.PathLike[str], kind: str, parse: Callable[[Case], Case], *, blanks: bool = False
 ) -> list[tuple[int, Case]]:
-    """Read the cases of a file with their line numbers, from 1.
+    """Read the cases of a file, each with the number of its line, from 1.
 
     Args:
         path: path of a .jsonl file.
         kind: name of the kind of cases, for errors.
-        parse: function that checks and converts the object of a line.
+        parse: checks and converts the object of a line.
         blanks: whether blank lines are skipped; otherwise they are errors.
 
     Raises:
@@ -171,16 +172,16 @@ def _entry(line: bytes) -> Case:
 
 
 def text(entry: Case, key: str) -> str:
-    """Return the text of a key, which must be Unicode and not empty."""
+    """Return the text of a key; refuse an empty one."""
     value = entry[key]
     if not isinstance(value, str) or not value:
         raise TypeError(f"{key} must be a string that is not empty, got {value!r}")
-    value.encode("utf-8")  # a surrogate alone is no text
+    value.encode("utf-8")  # refuses a lone surrogate
     return value
 
 
 def texts(entry: Case, key: str) -> list[str]:
-    """Return the texts of a key, of which there must be at least one."""
+    """Return the texts of a key; refuse an empty list."""
     values = entry[key]
     if not isinstance(values, list) or not values:
         raise TypeError(f"{key} must be a list of strings, got {values!r}")

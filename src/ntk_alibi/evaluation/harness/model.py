@@ -3,9 +3,9 @@
 It differs from the harness's HFLM in four ways:
 
 - attention is patched;
-- inputs are truncated only if max_length is given, and then by a documented rule;
-- requests whose texts are prefixes of one another share one forward pass;
-- logits are computed only at positions that a request needs.
+- inputs are truncated only if max_length is given, and by a documented rule;
+- requests whose texts are prefixes of one another share one pass;
+- logits are computed only where a request needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.harness.passes import Pass, nested, place, tokens_with_edges
+from ntk_alibi.evaluation.harness.passes import (
+    Pass,
+    group_prefixes,
+    scored_span,
+    tokens_and_edges,
+)
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_or_default
 from ntk_alibi.models.checked_loader import WholeCausalLM
@@ -36,13 +41,13 @@ if TYPE_CHECKING:
 
 TRUNCATIONS = ("middle", "left")
 
-#: The value for "no limit" where the harness needs a number.
+#: Stands for "no limit" where the harness needs an integer.
 UNLIMITED = 2**31 - 1
 
-#: Number of float32 logits computed at a time: 128 MiB.
+#: Logits that are computed at a time: 128 MiB in float32.
 LOGITS_AT_A_TIME = 2**25
 
-#: Number of texts with several requests whose tokens are cached.
+#: Number of texts with several requests whose tokens are remembered.
 TEXTS_REMEMBERED = 512
 
 PACKAGES = ("ntk-alibi", "lm_eval", "transformers", "torch", "accelerate")
@@ -59,18 +64,18 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             method name such as "ntk:4".
         factor: the factor, or the rate of a dynamic method.
         start: the distance at which a knee begins.
-        layers: the numbers of the layers that are scaled, such as "0+2"; by default all.
+        layers: the layers that are scaled, such as "0+2"; by default all.
         logn: strength of log-n scaling of the scores.
-        ssmax: the same with the bias multiplied, too.
+        ssmax: the same, with the bias multiplied, too.
         per: "sequence" or "query", for dynamic methods.
-        share: the share of the heads that flat methods flatten.
+        share: the fraction of the heads that flat methods flatten.
         train_length: training length in tokens; by default the one in the model's config.
         attention: attention implementation, as for `ntk_alibi.patch`.
-        max_length: greatest number of tokens in one input; by default there is no limit.
+        max_length: greatest number of tokens of an input; by default there is no limit.
         truncation: rule for longer inputs: "middle" removes the middle, as LongBench does; "left"
             removes the beginning, as the harness does. Continuations are never truncated.
-        share_prefixes: whether requests whose texts are prefixes of one another share a pass. With
-            per="sequence" they then share the slopes of the longest request.
+        share_prefixes: whether requests whose texts are prefixes of one another share a pass; with
+            per="sequence", they also share the slopes of the longest one.
         quiet: whether to hide the progress bars.
         **options: further arguments of the harness's HFLM.
     """
@@ -100,7 +105,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
         for name in options.keys() - theirs.keys():  # transformers takes or refuses others
             if meant := _checks.did_you_mean(name, ours.keys() - {"options"}):
-                raise ValueError(f"model_args must have known names, got {name!r}{meant}")
+                raise ValueError(f"model_args must be arguments of the model, got {name!r}{meant}")
         _checks.choice("truncation", truncation, TRUNCATIONS)
         if max_length is not None:
             _checks.integer("max_length", max_length, minimum=2)
@@ -121,8 +126,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             raise TypeError(f"pretrained must be a folder, a name or a model, got {pretrained!r}")
         check_usable(self.model)
         self._split_among_processes()
-        # Every method gets the same texts.
-        self._places = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_places)
+        # All methods read the same texts.
+        self._token_spans = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_token_spans)
         self.truncation_rule, self.quiet = truncation, quiet
         self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
         if train_length is None:
@@ -138,24 +143,24 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:
         """Make a model as the harness's command line does.
 
-        The harness names results by the argument `pretrained`, and at random without it.
+        The harness names results by the argument `pretrained`; without it, at random.
         """
         lm = super().create_from_arg_obj(arg_dict, additional_config)
         arg_dict.setdefault("pretrained", NANO_BLOOM)
         return lm
 
     def _split_among_processes(self) -> None:
-        """Join the processes of `accelerate launch`, also on CPUs, where the harness does not."""
+        """Join the processes of `accelerate launch`; the harness does so on accelerators only."""
         from accelerate import Accelerator
 
-        # Create an Accelerator before any bare PartialState, which ignores ACCELERATE_USE_CPU.
+        # Made before any bare PartialState, which ignores ACCELERATE_USE_CPU.
         shared = getattr(self, "accelerator", None) or Accelerator()
         if shared.num_processes > 1:
             self.accelerator = shared
             self._rank, self._world_size = shared.process_index, shared.num_processes
 
     def stretch(self, method: Method) -> None:
-        """Patch the model with another method."""
+        """Patch the model by another method."""
         now = self._patch
         if now is not None and (now.scaling, now.log_n) == (method.scaling, method.log_n):
             self.method = method
@@ -177,17 +182,17 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     @property
     def limit(self) -> int | None:
-        """Greatest number of tokens in one input, or None for no limit."""
+        """Greatest number of tokens of an input, or None for no limit."""
         limit: int | None = self._max_length
         return limit
 
     @property
     def max_length(self) -> int:
-        """The limit as a number, as the harness needs it."""
+        """The limit as an integer, which the harness needs."""
         return self.limit or UNLIMITED
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the settings that the harness stores with every result, ours included."""
+        """Return the settings that the harness stores with every result, and ours."""
         scaling = self.method.scaling
         has_config = scaling is None or hasattr(scaling, "to_config")
         return {
@@ -205,7 +210,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         }
 
     def truncate(self, tokens: list[int], limit: int) -> list[int]:
-        """Return at most `limit` of the tokens, selected by the truncation rule."""
+        """Return at most `limit` tokens, cut by the truncation rule."""
         if len(tokens) <= limit:
             return tokens
         head = (limit + 1) // 2 if self.truncation_rule == "middle" else 0
@@ -220,9 +225,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Encode prompts as tokens and a mask, truncated by our rule instead of the harness's."""
         limit = left_truncate_len or UNLIMITED
-        encode = (
-            super().tok_batch_encode
-        )  # of one prompt at a time, which other prompts cannot alter
+        encode = super().tok_batch_encode  # gets one prompt at a time: others cannot change it
         rows = [self.truncate(encode([string])[0][0].tolist(), limit) for string in strings]
         _checks.integer("tokens of a prompt", min(map(len, rows)), minimum=1)
         return self._pad(rows, left=padding_side == "left")
@@ -232,15 +235,15 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id)
         mask = torch.zeros_like(ids)
         for i, row in enumerate(rows):
-            place = slice(longest - len(row), None) if left else slice(len(row))
-            ids[i, place] = torch.tensor(row)
-            mask[i, place] = 1
+            columns = slice(longest - len(row), None) if left else slice(len(row))
+            ids[i, columns] = torch.tensor(row)
+            mask[i, columns] = 1
         return ids, mask
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Return each continuation's log-likelihood and whether greedy decoding gives it."""
+        """Return the log-likelihood of each continuation, and whether it is the greedy one."""
         pairs = [request.args for request in requests]
         return self._answer(list(self._passes(pairs)), pairs, disable_tqdm)
 
@@ -256,22 +259,22 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Answer requests given as tokens, such as the windows of loglikelihood_rolling."""
+        """Answer requests of tokens, such as the windows of loglikelihood_rolling."""
         passes = self._single_passes((i, c, t) for i, (_, c, t) in enumerate(requests))
         return self._answer(passes, [key for key, _, _ in requests], disable_tqdm, override_bs)
 
     def _passes(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Pass]:
-        """Yield passes that answer all requests; nested requests share one."""
+        """Yield passes that answer all requests; prefixes of one another share one."""
         alone = []
         texts = ["".join(pair) for pair in pairs]
-        for numbers in nested(texts, share=self.share_prefixes):
-            if len(numbers) == 1:
-                alone += numbers
+        for group in group_prefixes(texts, share=self.share_prefixes):
+            if len(group) == 1:
+                alone += group
                 continue
-            places = tuple(place(*pairs[i]) for i in numbers)
-            tokens, token_spans = self._places(texts[numbers[0]], places)
+            scored = tuple(scored_span(*pairs[i]) for i in group)
+            tokens, token_spans = self._token_spans(texts[group[0]], scored)
             spans = []
-            for i, span in zip(numbers, token_spans, strict=True):
+            for i, span in zip(group, token_spans, strict=True):
                 if span is None:
                     alone.append(i)
                 else:
@@ -280,17 +283,17 @@ class StretchedLM(HFLM):  # type: ignore[misc]
                 yield Pass(tokens, spans)
         yield from self._single_passes((i, *self._encode(*pairs[i])) for i in sorted(alone))
 
-    def _find_places(
-        self, text: str, places: tuple[tuple[int, int], ...]
+    def _find_token_spans(
+        self, text: str, scored: tuple[tuple[int, int], ...]
     ) -> tuple[list[int], list[tuple[int, int] | None]]:
         """Return the tokens of a text, and for each span of characters the span of its tokens.
 
-        A span is None if its ends do not lie between tokens. All are None if the text is too long.
+        It is None if an end is inside a token, or the text is too long.
         """
-        tokens, edges = tokens_with_edges(self.tokenizer, self.tok_encode(text), text)
+        tokens, edges = tokens_and_edges(self.tokenizer, self.tok_encode(text), text)
         if len(tokens) > self.max_length:
             edges = {}
-        spans = [(edges.get(begin), edges.get(end)) for begin, end in places]
+        spans = [(edges.get(begin), edges.get(end)) for begin, end in scored]
         return tokens, [None if b is None or e is None else (b, e) for b, e in spans]
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -303,21 +306,21 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         return [self.prefix_token_id], tokens
 
     def _single_passes(self, requests: Any) -> list[Pass]:
-        """Make a pass for each request; requests that differ only in the last token share one."""
+        """Make a pass for each request; those that differ only in the last token share one."""
         passes: dict[tuple[int, ...], Pass] = {}
         for number, context, targets in requests:
             room = self.max_length + 1 - len(targets)
             _checks.integer("tokens of context", room, minimum=1)
             kept = self.truncate(context, room)
             tokens = [*kept, *targets]
-            known = passes.setdefault(tuple(tokens[:-1]), Pass(tokens, []))
-            known.spans.append((number, len(kept), targets))
+            shared = passes.setdefault(tuple(tokens[:-1]), Pass(tokens, []))
+            shared.spans.append((number, len(kept), targets))
         return list(passes.values())
 
     def _answer(
         self, passes: list[Pass], keys: Sequence[Any], quiet: bool, size: int | None = None
     ) -> list[tuple[float, bool]]:
-        """Run the passes, longest first, and store each answer in the harness's cache at once."""
+        """Run the passes, the longest first, and store each answer in the cache immediately."""
         answers: list[Any] = [None] * len(keys)
         passes.sort(key=lambda one: -len(one.tokens))
         if size is None:
@@ -329,7 +332,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         ) as bar:
             for begin in range(0, len(passes), size):
                 batch = passes[begin : begin + size]
-                for number, answer in self.read(batch):
+                for number, answer in self.answer_batch(batch):
                     answers[number] = answer
                     if keys[number] is not None:
                         self.cache_hook.add_partial("loglikelihood", keys[number], answer)
@@ -339,9 +342,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         return answers
 
     @torch.inference_mode()
-    def read(self, batch: list[Pass]) -> list[tuple[int, tuple[float, bool]]]:
-        """Run one forward pass, and return the number and the answer of each of its requests."""
-        ids, mask = self._pad([one.read for one in batch], left=False)
+    def answer_batch(self, batch: list[Pass]) -> list[tuple[int, tuple[float, bool]]]:
+        """Run a batch of passes, and return the index and the answer of each request."""
+        ids, mask = self._pad([one.inputs for one in batch], left=False)
         with torch.autocast(
             self.device.type,
             dtype=self.mixed_precision_dtype,
@@ -356,13 +359,13 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             return [answer for row, one in pairs for answer in self._score(row, one)]
 
     def _score(self, hidden: torch.Tensor, one: Pass) -> list[tuple[int, tuple[float, bool]]]:
-        """Return the answers of one pass; logits are computed for a few positions at a time."""
+        """Return the answers of one pass; logits are computed for some positions at a time."""
         head = self.model.get_output_embeddings()
-        places = torch.tensor([b - 1 + i for _, b, t in one.spans for i in range(len(t))])
+        scored = torch.tensor([b - 1 + i for _, b, t in one.spans for i in range(len(t))])
         targets = torch.tensor([token for _, _, tokens in one.spans for token in tokens])
         likelihood, greedy = [], []
         size = max(1, LOGITS_AT_A_TIME // self.model.config.vocab_size)
-        for positions, expected in zip(places.split(size), targets.split(size), strict=True):
+        for positions, expected in zip(scored.split(size), targets.split(size), strict=True):
             expected = expected.to(hidden.device)
             logits = head(hidden[positions.to(hidden.device)])
             scores = F.log_softmax(logits, -1, dtype=self.softmax_dtype or torch.float32)
@@ -384,6 +387,6 @@ def _versions() -> dict[str, str]:
 
 
 def _device() -> str:
-    """Return the type of the accelerator, or "cpu"; the harness would assume CUDA."""
+    """Return the type of the accelerator, or "cpu", where the harness would assume CUDA."""
     accelerator = torch.accelerator.current_accelerator()
     return "cpu" if accelerator is None else accelerator.type

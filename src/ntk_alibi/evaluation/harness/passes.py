@@ -1,4 +1,4 @@
-"""Forward passes, each of which answers all requests whose texts are prefixes of its text."""
+"""Passes, each of which answers all requests whose texts are prefixes of its text."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 @dataclass
 class Pass:
-    """A text for one forward pass, and the requests that the pass answers.
+    """A text for one pass, and the requests that the pass answers.
 
     Attributes:
-        tokens: tokens of the longest request, its continuation included.
-        spans: for each request, its index, the position at which its continuation begins, and the
-            tokens of the continuation.
+        tokens: tokens of the longest request, with its continuation.
+        spans: for each request, its index, where its continuation begins, and the tokens of the
+            continuation.
     """
 
     tokens: list[int]
     spans: list[tuple[int, int, list[int]]]
 
     @property
-    def read(self) -> list[int]:
-        """Input tokens: all except the last token of the continuation that ends last."""
+    def inputs(self) -> list[int]:
+        """Input tokens: all but the last one of the continuation that ends last."""
         return self.tokens[: max(begin + len(targets) - 1 for _, begin, targets in self.spans)]
 
 
-def nested(texts: Sequence[str], *, share: bool) -> Iterator[list[int]]:
-    """Yield groups of indices of texts that are prefixes of the group's first.
+def group_prefixes(texts: Sequence[str], *, share: bool) -> Iterator[list[int]]:
+    """Yield groups of indices of texts, all prefixes of the first text in their group.
 
     Args:
         texts: the texts of all requests.
-        share: whether a group can have more than one text.
+        share: whether a group may have more than one text.
     """
     group: list[int] = []
     for i in sorted(range(len(texts)), key=texts.__getitem__, reverse=True):
@@ -43,21 +43,21 @@ def nested(texts: Sequence[str], *, share: bool) -> Iterator[list[int]]:
         yield group
 
 
-def place(context: str, continuation: str) -> tuple[int, int]:
+def scored_span(context: str, continuation: str) -> tuple[int, int]:
     """Return the span of characters that a request scores in its whole text.
 
-    It includes whitespace at the end of the context, as `_encode_pair` of the harness has it.
+    Like `_encode_pair` of the harness, it includes whitespace at the end of the context.
     """
     return len(context.rstrip()), len(context) + len(continuation)
 
 
-def tokens_with_edges(
+def tokens_and_edges(
     tokenizer: Any, tokens: list[int], text: str
 ) -> tuple[list[int], dict[int, int]]:
-    """Return the tokens of a text, and the number of tokens before each character offset.
+    """Return the tokens of a text, and for each character offset the number of tokens before it.
 
-    Only offsets between two tokens, and the end, are keys. There are none if the tokenizer does
-    not report offsets; each request then gets a separate pass.
+    Only offsets between two tokens, and the end, are keys. A tokenizer without offsets gives none;
+    each request then has a pass of its own.
     """
     if not tokenizer.is_fast:
         return tokens, {}

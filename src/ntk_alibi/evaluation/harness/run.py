@@ -1,8 +1,7 @@
 """Our tasks, and functions that run lm-evaluation-harness with our model and tasks.
 
-The harness has no entry points for third-party models. Importing
-`ntk_alibi.evaluation.harness.model` registers our model, so that the harness's command line and
-functions can find it.
+The harness has no entry points for models of other packages: importing
+`ntk_alibi.evaluation.harness.model` registers ours.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
     from ntk_alibi.methods import Method
 
-#: Keys that say which tokenizer the records are made with.
-OF_MODELS = ("tokenizer", "pretrained")
+#: Keys of metadata that name the tokenizer with which records are made.
+MODEL_KEYS = ("tokenizer", "pretrained")
 
-_OF_PROSE = ("lengths", "windows", "bins", "text", "context", "stride", "split")
-_OF_GENERATED = ("lengths", "records", "seed", "split")
-_OF_RECORDS = (*_OF_GENERATED, "questions")
+_PROSE_KEYS = ("lengths", "windows", "bins", "text", "context", "stride", "split")
+_GENERATED_KEYS = ("lengths", "records", "seed", "split")
+_RECORD_KEYS = (*_GENERATED_KEYS, "questions")
 
-#: Tags that stand for several of our tasks.
+#: Tags, each for several of our tasks.
 TAGS = ("ntk_alibi_retrieval", "ntk_alibi_generated", "longeval")
 
 
@@ -56,46 +55,43 @@ def task_names() -> list[str]:
     return sorted(path.stem for path in tasks_folder().glob("*.yaml"))
 
 
-def keys_of(task: str) -> tuple[str, ...] | None:
-    """Return the keys that a task of ours reads; None for other tasks."""
+def metadata_keys(task: str) -> tuple[str, ...] | None:
+    """Return the keys of metadata that a task of ours reads; None for other tasks."""
     if task not in (*task_names(), *TAGS):
         return None
     if task.startswith("ntk_alibi_prose"):
-        return tuple(k for k in _OF_PROSE if k != "stride" or not task.endswith("_sliding"))
+        return tuple(k for k in _PROSE_KEYS if k != "stride" or not task.endswith("_sliding"))
     if task.startswith("ntk_alibi_"):
-        return _OF_GENERATED if task.endswith("_generated") else _OF_RECORDS
+        return _GENERATED_KEYS if task.endswith("_generated") else _RECORD_KEYS
     return ("data",)
 
 
-def metadata_of(task: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of metadata that a task reads; all of it for a task that is not ours."""
-    keys = keys_of(task)
-    return {k: v for k, v in metadata.items() if keys is None or k in (*keys, *OF_MODELS)}
+def task_metadata(task: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that a task reads: for a task that is not ours, all of it."""
+    keys = metadata_keys(task)
+    return {k: v for k, v in metadata.items() if keys is None or k in (*keys, *MODEL_KEYS)}
 
 
 def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
-    """Check before any work that all keys are read by one of the tasks, if all tasks are ours.
+    """Refuse a key of metadata that no task reads, if all tasks are ours.
 
     The harness passes all keys to all tasks.
-
-    Raises:
-        ValueError: a key is not.
     """
     ours = (*task_names(), *TAGS)
     named = [name for task in tasks for name in fnmatch.filter(ours, task) or [task]]
-    keys = [keys_of(name) for name in named]
+    keys = [metadata_keys(name) for name in named]
     if keys and None not in keys:
-        known = [*dict.fromkeys(key for of_task in keys for key in of_task or ()), *OF_MODELS]
+        read = [*dict.fromkeys(key for of_task in keys for key in of_task or ()), *MODEL_KEYS]
         for key in metadata:
-            if key not in known:
+            if key not in read:
                 raise ValueError(
-                    f"metadata of these tasks must have keys of {', '.join(known)}, got {key!r}"
-                    f"{_checks.did_you_mean(key, known)}"
+                    f"metadata of these tasks must have keys of {', '.join(read)}, got {key!r}"
+                    f"{_checks.did_you_mean(key, read)}"
                 )
 
 
 def cache_file(lm: StretchedLM, folder: Path) -> Path:
-    """Return the path of the harness's answer cache for the model's weights and settings."""
+    """Return the path of the harness's cache of answers for a model with its settings."""
     weights = float(sum(p.detach().double().sum() for p in lm.model.parameters())).hex()
     info = json.dumps([weights, lm.get_model_info()], default=str, sort_keys=True)
     digest = hashlib.sha256(info.encode()).hexdigest()[:16]
@@ -103,7 +99,7 @@ def cache_file(lm: StretchedLM, folder: Path) -> Path:
 
 
 def metadata_argument(metadata: dict[str, Any]) -> list[str]:
-    """Format metadata as arguments of the harness's command line."""
+    """Return metadata as arguments of the harness's command line."""
     return ["--metadata", json.dumps(metadata)] if metadata else []
 
 
@@ -111,7 +107,7 @@ def command_line(settings: str, task: str, metadata: dict[str, Any]) -> str:
     """Return the command that runs a task with our model.
 
     Args:
-        settings: arguments of our model, as `--model_args` takes them.
+        settings: what `--model_args` takes for our model.
         task: name of the task.
         metadata: metadata of the task.
     """
@@ -144,9 +140,8 @@ def prepare(options: argparse.Namespace) -> None:
     """Check options of the harness's `run` before any work, and add our tasks and the tokenizer.
 
     The harness only logs that it could not write results, and prints a traceback for a damaged
-    cache. Tasks that load a tokenizer by themselves, such as RULER's, would look on the hub for a
-    model called nano-bloom. A configuration file is left as it is, since `--metadata` would replace
-    its metadata.
+    cache. Tasks that load a tokenizer, such as RULER's, would look for nano-bloom on the hub. A
+    configuration file stays as it is, since `--metadata` would replace its metadata.
     """
     tasks, metadata = options.tasks or [], options.metadata or {}
     check_metadata(tasks, metadata)
@@ -165,14 +160,14 @@ def prepare(options: argparse.Namespace) -> None:
     settings = {**(options.model_args or {}), **metadata}
     embedded = options.model == "ntk_alibi" and settings.get("pretrained") in (None, NANO_BLOOM)
     if embedded and options.config is None and "tokenizer" not in settings:
-        options.metadata = with_tokenizer_of(settings.get("pretrained"), metadata)
+        options.metadata = with_tokenizer(settings.get("pretrained"), metadata)
 
 
 @contextlib.contextmanager
 def _harness_errors() -> Iterator[None]:
-    """Turn the harness's assertions, by which it checks settings, into ValueErrors.
+    """Turn assertions, by which the harness checks settings, into ValueErrors.
 
-    Where a task lacks a package, name the extra that brings it.
+    An error of a missing package names the extra that installs it.
     """
     try:
         with _installed.needed_by("a task of lm-evaluation-harness"):
@@ -181,23 +176,23 @@ def _harness_errors() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def with_tokenizer_of(model: str | None, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata of tasks with the tokenizer of a model, unless they name one."""
+def with_tokenizer(model: str | None, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata of tasks with a model's tokenizer, unless they name one."""
     return {"tokenizer": checkpoint_name(model), **metadata}
 
 
-def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: bool = False) -> Any:
-    """Load tasks in the form in which the harness's evaluate() takes them.
+def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, with_theirs: bool = False) -> Any:
+    """Load tasks as the harness's evaluate() takes them.
 
     Args:
         names: names of the tasks.
-        metadata: arguments of the functions that make the tasks' data.
-        all_known: whether to search the harness's own tasks as well, which takes seconds.
+        metadata: arguments of the functions that make the data of the tasks.
+        with_theirs: whether to search the tasks of the harness, too, which takes seconds.
     """
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(
-        include_path=str(tasks_folder()), include_defaults=all_known, metadata=metadata
+        include_path=str(tasks_folder()), include_defaults=with_theirs, metadata=metadata
     )
     # The harness also takes paths of YAML files.
     if unknown := [n for n in names if n not in manager.task_index and not os.path.isfile(n)]:
@@ -215,10 +210,10 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, all_known: boo
 
 @contextlib.contextmanager
 def _seeds() -> Iterator[None]:
-    """Seed the generators of Python and NumPy as the harness's command line does by default.
+    """Seed the generators of Python and NumPy as the harness's command line does.
 
-    RULER draws its prompts from them. A task that is loaded alone has the prompts of a command with
-    this task alone.
+    RULER draws its prompts from them; a task that is loaded alone gets the prompts of a command for
+    this task.
     """
     before = random.getstate(), np.random.get_state()
     random.seed(0)
@@ -231,7 +226,7 @@ def _seeds() -> Iterator[None]:
 
 
 def check_methods(model: Any, methods: Iterable[Method]) -> None:
-    """Check before any work that a model, which may lack its weights, can be patched by methods."""
+    """Check before any work that methods can patch a model, which may lack its weights."""
     from ntk_alibi.integrations import patch
 
     for method in methods:
@@ -244,7 +239,7 @@ def answers(
     """Answer tasks with each method, and leave the model unpatched.
 
     Returns:
-        The samples of each method and task, and the model's settings with each method.
+        The samples by method and task, and the settings of the model by method.
     """
     samples, settings = {}, {}
     try:
@@ -258,17 +253,15 @@ def answers(
 
 
 def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, Any]:
-    """Evaluate the tasks with the harness and return its results and all single samples.
+    """Evaluate tasks with the harness, and return its results and all samples.
 
-    Several processes divide the documents among themselves; all of them return the results that the
-    first process collects.
+    Several processes share the documents; all return the results that the first one collects.
 
     Args:
-        lm: the model, with its method already set.
-        tasks: the tasks, as returned by `load_tasks`.
-        cache: path at which the harness stores each answer and from which it reuses stored answers.
-            The harness does not check the model, so the path must differ by model and method; see
-            `cache_file`.
+        lm: the model, patched by its method.
+        tasks: what `load_tasks` returns.
+        cache: path where the harness stores each answer and looks for stored ones. The harness does
+            not check the model, so each model and method needs another path; see `cache_file`.
 
     Returns:
         {"results": metrics of each task, "samples": samples of each task}.
@@ -295,9 +288,9 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
 
 @contextlib.contextmanager
 def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
-    """Wrap the model in the harness's own cache, in which each answer is stored at once.
+    """Yield the model behind the harness's cache, which stores each answer immediately.
 
-    What it raises on a full disk or for a damaged file becomes one sentence that names the file.
+    An error of a full disk or a damaged file names the file.
     """
     from lm_eval.api.model import CacheHook, CachingLM
 
@@ -321,7 +314,7 @@ def check_answers(path: Path) -> int:
     """Return the number of answers in a file of the harness's cache; 0 if there is no file.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     if not path.exists():
         return 0
@@ -348,7 +341,7 @@ def is_first_process() -> bool:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the harness's messages except errors, and its progress bars except the model's."""
+    """Hide messages of the harness but errors, and its progress bars but the model's."""
     import lm_eval.api.model
     import lm_eval.api.task
     from tqdm import tqdm

@@ -1,1 +1,1 @@
-"""Records: generated texts with questions about them, and the prose that fills them."""
+"""Records: generated texts with questions about them, and the prose between their sentences."""

@@ -1,7 +1,7 @@
-"""English prose that ships with the package, and windows of tokens from running prose.
+"""English prose that ships with the package, and windows of its tokens.
 
-It is the King James Bible with a paragraph per chapter. The copyright has expired. The text comes
-from Debian's bible-kjv-text 4.38 without verse numbers.
+The prose is the King James Bible, a paragraph for each chapter, without the verse marks. Its
+copyright has expired. The text comes from Debian's bible-kjv-text 4.38.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from ntk_alibi._installed import shipped
 from ntk_alibi.evaluation.records.record import Encode
 
-#: Paragraphs that are encoded at a time, until there are enough windows.
+#: Paragraphs are encoded in groups of so many, until there are enough windows.
 PARAGRAPHS_AT_A_TIME = 16
 
 #: Every HELD_OUT_STEP-th chapter is held out from training.
 HELD_OUT_STEP = 16
 
-#: Books that can be held out whole, (number of the first chapter, number of chapters). They are the
-#: books with two windows of 8192 tokens of the nano models in which no 13 words in a row are in
+#: Whole books that can be held out: the index of the first chapter, and the number of chapters. In
+#: each of them, two windows of 8192 tokens of the nano models share no 13 words in a row with
 #: another book.
 BOOKS = {
     "Job": (436, 42),
@@ -39,10 +39,10 @@ def training_text(held_out: str = "chapters") -> list[str]:
     """Return the chapters for training.
 
     Args:
-        held_out: "chapters" to hold out every 16th chapter, "books" for the whole books of `BOOKS`.
+        held_out: what is left out: "chapters" for every 16th chapter, or "books" for `BOOKS`.
     """
-    kept = {number for text in _held_out(held_out) for number in text}
-    return [chapter for number, chapter in enumerate(_chapters()) if number not in kept]
+    left_out = {index for text in _held_out(held_out) for index in text}
+    return [chapter for index, chapter in enumerate(_chapters()) if index not in left_out]
 
 
 def held_out_text(held_out: str = "chapters") -> list[str]:
@@ -51,13 +51,12 @@ def held_out_text(held_out: str = "chapters") -> list[str]:
 
 
 def held_out_texts(held_out: str = "chapters") -> list[list[str]]:
-    """Return the chapters for evaluation in lists of chapters that are read in a row.
+    """Return the chapters for evaluation as texts, which are lists of chapters.
 
-    Each held-out book is a list. The held-out single chapters, which have nothing to do with each
-    other, are one list.
+    Each held-out book is one text; so are all held-out single chapters together.
     """
     chapters = _chapters()
-    return [[chapters[number] for number in text] for text in _held_out(held_out)]
+    return [[chapters[index] for index in text] for text in _held_out(held_out)]
 
 
 def _held_out(held_out: str) -> list[range]:
@@ -66,7 +65,7 @@ def _held_out(held_out: str) -> list[range]:
     return [range(HELD_OUT_STEP - 1, len(_chapters()), HELD_OUT_STEP)]
 
 
-#: Texts by the name of their split, as lists of chapters that follow each other.
+#: Functions that return the texts of each split.
 SPLITS: dict[str, Callable[[], list[list[str]]]] = {
     "held-out": held_out_texts,
     "training": lambda: [training_text()],
@@ -82,20 +81,20 @@ def sentences(chapters: list[str]) -> tuple[str, ...]:
 def prose_windows(
     encode: Encode, texts: list[list[str]], length: int, count: int
 ) -> list[NDArray[np.int64]]:
-    """Cut the first `count` windows of `length` tokens from texts, each window from one text.
+    """Cut `count` windows of `length` tokens from texts, each window from one text.
 
     Args:
-        encode: function that encodes pieces of text.
-        texts: lists of paragraphs that follow each other.
+        encode: encodes strings.
+        texts: lists of paragraphs.
         length: number of tokens in a window.
         count: number of windows.
 
     Raises:
-        ValueError: the texts hold fewer windows.
+        ValueError: the texts have fewer windows.
     """
     windows: list[NDArray[np.int64]] = []
     for paragraphs in texts:
-        tokens: list[int] = []  # of this text, behind its last window
+        tokens: list[int] = []  # after the last window of this text
         for first in range(0, len(paragraphs), PARAGRAPHS_AT_A_TIME):
             for paragraph in encode(paragraphs[first : first + PARAGRAPHS_AT_A_TIME]):
                 tokens += paragraph

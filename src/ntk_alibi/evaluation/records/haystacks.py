@@ -1,7 +1,7 @@
 """Needle-in-a-haystack records: a pass key, several keys, or chains of variables in prose.
 
-They resemble tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654) but do not copy them: the prose
-is the package's corpus, and the model predicts the answers token by token as in record.py.
+They resemble tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654) without copying them: the prose
+is the package's, and the model predicts the answers token by token, as in record.py.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Needle:
 
     Attributes:
         before: text of the sentence before the answer.
-        answer: the answer that the sentence holds.
+        answer: the answer that the sentence contains.
         after: text of the sentence after the answer.
         question: the question, or "" for none.
-        source: index of the needle that holds the answer to the question.
+        source: index of the needle with the answer to the question.
     """
 
     before: str
@@ -48,10 +48,10 @@ class _Needle:
 
 @dataclass(frozen=True)
 class _Haystack:
-    """Base class of the three record kinds.
+    """The base of the record kinds here.
 
     Attributes:
-        prose: sentences that surround the needles.
+        prose: sentences around the needles.
         questions: number of questions about a record.
     """
 
@@ -90,7 +90,7 @@ class _Haystack:
 
 @dataclass(frozen=True)
 class Passkey(_Haystack):
-    """Records of prose with one number in it (Mohtashami and Jaggi 2023, arXiv:2305.16300)."""
+    """Records of prose with one pass key in it (Mohtashami and Jaggi 2023, arXiv:2305.16300)."""
 
     name: ClassVar[str] = "passkey"
 
@@ -102,12 +102,12 @@ class Passkey(_Haystack):
 
 @dataclass(frozen=True)
 class MultiKey(_Haystack):
-    """Records of prose with named numbers in it, and questions for some of the numbers.
+    """Records of prose with several named keys, and questions about some of them.
 
     Attributes:
-        prose: sentences that surround the numbers.
-        questions: number of questions about a record, all about different names.
-        keys: number of named numbers; raised to the number of questions if that is greater.
+        prose: sentences around the keys.
+        questions: number of questions about a record, each about another key.
+        keys: number of keys; at least the number of questions is used.
     """
 
     questions: int = 8
@@ -115,7 +115,7 @@ class MultiKey(_Haystack):
     name: ClassVar[str] = "multikey"
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
-        """Draw numbers with different names; each question is about a different one."""
+        """Draw keys with different names, and questions about different ones."""
         count = max(self.keys, self.questions)
         names = [LINE_NAMES[i] for i in rng.choice(len(LINE_NAMES), count, replace=False)]
         asked_names = set(rng.choice(count, self.questions, replace=False).tolist())
@@ -133,12 +133,12 @@ class MultiKey(_Haystack):
 
 @dataclass(frozen=True)
 class Variables(_Haystack):
-    """Records of prose with chains of variables, and questions for each last variable's value.
+    """Records of prose with chains of variables, and a question for the value of each last one.
 
     Attributes:
-        prose: sentences that surround the assignments.
+        prose: sentences around the assignments.
         questions: number of chains in a record, each with one question.
-        hops: number of assignments in a chain from one variable to the next.
+        hops: number of assignments in a chain from one variable to another.
     """
 
     questions: int = 4
@@ -146,7 +146,7 @@ class Variables(_Haystack):
     name: ClassVar[str] = "variables"
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
-        """Draw chains in random interleaving; the first needle of a chain holds the value."""
+        """Draw interleaved chains; the first needle of a chain has the value."""
         links = self.hops + 1
         chosen = rng.choice(len(ADJECTIVES), self.questions * links, replace=False)
         names = [ADJECTIVES[i].upper() for i in chosen]

@@ -1,4 +1,4 @@
-"""Records as in LongEval: named lines with one number each, and numbered conversation topics."""
+"""Records as in LongEval: named lines with a number each, and conversations about topics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room, filler
 from ntk_alibi.evaluation.records.words import LINE_NAMES, ORDINALS, TOPIC_WORDS
 
-SHORTEST_LINE = 8  # in tokens; every tokenizer in use needs at least as many for a line
+SHORTEST_LINE = 8  # tokens; no tokenizer in use needs fewer for a line
 LINES_HEADER = "Here is a record of lines.\n"
 LINE_BEGIN = "line {}: REGISTER_CONTENT is <"
 LINE_END = ">\n"
 LINE_QUESTION = "What is the REGISTER_CONTENT of line {}? <"
 
-#: Tokens of a block of prose between lines, where fewer names are known than lines would fit.
+#: Tokens of a block of prose between lines, where more lines would fit than there are names.
 PROSE_BLOCK = 64
 
 TOPICS_HEADER = "Here is a record of our conversation.\n"
@@ -28,16 +28,16 @@ TOPIC_ANSWER_END = "."
 
 @dataclass(frozen=True)
 class Lines:
-    """Records of named lines with a number each, and questions for the numbers of some lines.
+    """Records of named lines with a number each, and questions about some lines.
 
-    The lines of the questions are drawn uniformly, so their distances spread over the whole record.
-    In a record that has room for more lines than there are names, blocks of prose spread evenly
-    between the lines take the rest of the room.
+    The questions are about random lines, so their distances spread over the record. A record with
+    room for more lines than there are names is filled by blocks of prose, spread evenly between the
+    lines.
 
     Attributes:
-        questions: number of questions in a case, about different lines if there are enough lines.
-        names: names of the lines, of which a record uses each at most once.
-        prose: sentences of the blocks; without them such a long record is an error.
+        questions: number of questions in a case, about different lines if there are enough.
+        names: names of the lines; a record uses each at most once.
+        prose: sentences of the blocks; without any, such a long record is an error.
     """
 
     questions: int = 32
@@ -51,12 +51,12 @@ class Lines:
         builder.add(encode([LINES_HEADER])[0])
         most = min(len(self.names), max(1, length // SHORTEST_LINE))
         names = [self.names[i] for i in rng.choice(len(self.names), most, replace=False)]
-        numbers = [str(number) for number in rng.integers(1000, 10000, most)]
-        count = self._lines_that_fit(encode, names, numbers, length - len(builder))
+        answers = [str(answer) for answer in rng.integers(1000, 10000, most)]
+        count = self._count_fitting_lines(encode, names, answers, length - len(builder))
         check_room(count, self.name, length)
         asked_lines = rng.choice(count, self.questions, replace=count < self.questions)
-        lines = [(LINE_BEGIN.format(names[i]), numbers[i], LINE_END) for i in range(count)]
-        asked = [(LINE_QUESTION.format(names[i]), numbers[i], LINE_END) for i in asked_lines]
+        lines = [(LINE_BEGIN.format(names[i]), answers[i], LINE_END) for i in range(count)]
+        asked = [(LINE_QUESTION.format(names[i]), answers[i], LINE_END) for i in asked_lines]
         blocks = 0
         if count == len(self.names):
             texts = [text for parts in (*lines, *asked) for text in parts]
@@ -68,9 +68,9 @@ class Lines:
             )
         sources, written = [], 0
         for i, line in enumerate(lines):
-            begin, number, end = encode(list(line))
+            begin, answer, end = encode(list(line))
             builder.add(begin)
-            sources.append(builder.add(number))
+            sources.append(builder.add(answer))
             builder.add(end)
             while written < blocks * (i + 1) // count:
                 builder.add(filler(encode, self.prose, PROSE_BLOCK - 1, rng))
@@ -80,18 +80,18 @@ class Lines:
             builder.ask(*question, sources[i])
         return builder.case()
 
-    def _lines_that_fit(
-        self, encode: Encode, names: list[str], numbers: list[str], room: int
+    def _count_fitting_lines(
+        self, encode: Encode, names: list[str], answers: list[str], room: int
     ) -> int:
-        """Return how many lines fit into room together with questions about the longest of them."""
+        """Count the lines that fit into room together with questions about the longest of them."""
         end = len(encode([LINE_END])[0])
         fitting, used, questions = 0, 0, [0] * self.questions
-        for name, number in zip(names, numbers, strict=True):
-            begin, question, answer = encode(
-                [LINE_BEGIN.format(name), LINE_QUESTION.format(name), number]
+        for name, answer in zip(names, answers, strict=True):
+            before, question, said = encode(
+                [LINE_BEGIN.format(name), LINE_QUESTION.format(name), answer]
             )
-            used += len(begin) + len(answer) + end
-            questions = sorted([*questions, len(question) + len(answer) + end])[1:]
+            used += len(before) + len(said) + end
+            questions = sorted([*questions, len(question) + len(said) + end])[1:]
             longest = questions[-1] * self.questions if fitting < self.questions else sum(questions)
             if used + longest > room:
                 break
@@ -101,18 +101,17 @@ class Lines:
 
 @dataclass(frozen=True)
 class Topics:
-    """Conversations about numbered topics, and questions for the first (second, ...) topic.
+    """Conversations about numbered topics, and questions about the first topics.
 
-    As in LongEval, the questions are about the first topics, which have the greatest distances. The
-    topics are numbered in the record, so that a small model can tell which one was first. A topic's
-    name has several tokens, some of which other names contain too.
+    The first topics have the greatest distances, and LongEval asks about them. They are numbered in
+    the record, so that a small model can tell which one was first. The names of topics share some
+    of their tokens.
 
     Attributes:
         prose: sentences that fill the conversation.
-        questions: number of questions in a case, each about one of the first topics in order.
-        topics: number of topics in the record; smaller if the record is shorter than 40 tokens for
-            each.
-        ask_any: whether the questions are about random topics, for training, instead of the first.
+        questions: number of questions in a case: about the first topic, the second, and so on.
+        topics: number of topics in the record; fewer if it has less than 40 tokens for each.
+        ask_any: whether the questions are about random topics, for training.
     """
 
     prose: tuple[str, ...] = field(repr=False)
@@ -146,7 +145,7 @@ class Topics:
         return builder.case()
 
     def _fixed_length(self, encode: Encode, topics: list[str], asked_topics: list[int]) -> int:
-        """Count the tokens of the topics and questions, without header and filler."""
+        """Count the tokens of topics and questions, without header and prose."""
         pieces = [
             text
             for ordinal, topic in zip(ORDINALS, topics, strict=False)

@@ -1,10 +1,9 @@
 """Cases and kinds of records for retrieval, for any tokenizer and any length.
 
-As in LongEval, a case is one record followed by several questions about it, each with its answer.
-The model reads a case in one forward pass. It has answered a question if its most likely token is
-right at every token of the answer. Greedy decoding of the question gives the same result, because
-up to its first wrong token it has the same input. Later questions see the right answers to the
-earlier ones.
+As in LongEval, a case is a record followed by several questions about it, each with its answer. The
+model reads a case in one pass, and has answered a question if its most likely token is right at
+every token of the answer. Generating the answer greedily gives the same result, since the input is
+the same up to the first wrong token. Later questions see the right answers to earlier ones.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Case:
     Attributes:
         tokens: tokens of the record, the questions and the answers, (length,) int64.
         answers: (begin, end) of each answer in tokens.
-        distances: for each answer, the number of tokens from its first statement in the record to
-            the answer.
+        distances: for each answer, the number of tokens between it and the place in the record that
+            states it.
     """
 
     tokens: NDArray[np.int64]
@@ -43,7 +42,7 @@ class Case:
 
 
 class RecordKind(Protocol):
-    """A kind of record, which can draw cases."""
+    """A kind of record."""
 
     @property
     def name(self) -> str:
@@ -51,7 +50,7 @@ class RecordKind(Protocol):
         ...
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
-        """Draw a case of at most, and nearly, length tokens.
+        """Draw a case of nearly length tokens, and no more.
 
         Raises:
             ValueError: length is too small for a record and the questions.
@@ -60,7 +59,7 @@ class RecordKind(Protocol):
 
 
 class Builder:
-    """A builder that joins pieces of text into a case; each piece is encoded by itself."""
+    """A case in the making: strings are encoded one by one and joined."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
@@ -78,7 +77,7 @@ class Builder:
         return begin
 
     def ask(self, question: str, answer: str, end: str, source: int) -> None:
-        """Append a question and its answer, which the record states at token `source`."""
+        """Append a question and its answer, which begins at token `source` of the record."""
         question_tokens, answer_tokens, end_tokens = self._encode([question, answer, end])
         self.add(question_tokens)
         begin = self.add(answer_tokens)
@@ -94,7 +93,7 @@ class Builder:
 def filler(
     encode: Encode, prose: Sequence[str], length: int, rng: np.random.Generator
 ) -> list[int]:
-    """Return `length` tokens of running prose that start at a random sentence."""
+    """Return `length` tokens of prose from a random sentence on."""
     tokens: list[int] = []
     sentence = int(rng.integers(len(prose)))
     while len(tokens) < length:
@@ -104,29 +103,29 @@ def filler(
 
 
 def cached_encoder(encode: Encode) -> Encode:
-    """Wrap an encoder so that it encodes each piece of text once; records repeat many pieces."""
-    known: dict[str, list[int]] = {}
+    """Return an encoder that encodes each string once; records repeat many strings."""
+    encoded: dict[str, list[int]] = {}
 
     def encode_cached(texts: list[str]) -> list[list[int]]:
-        if new := [text for text in texts if text not in known]:
-            known.update(zip(new, encode(new), strict=True))
-        return [known[text] for text in texts]
+        if new := [text for text in texts if text not in encoded]:
+            encoded.update(zip(new, encode(new), strict=True))
+        return [encoded[text] for text in texts]
 
     return encode_cached
 
 
 def check_room(room: int, kind: str, length: int) -> None:
-    """Check that a record of a kind and its questions leave room in length."""
+    """Refuse a length that is too small for a record of a kind and its questions."""
     if room < 1:
         raise ValueError(f"length must hold a record of {kind} and its questions, got {length}")
 
 
-#: Tokens of one text, which takes about 100 bytes for each while it is made, and of all texts of a
-#: task together, which take about 30 bytes for each: 4 GB for so many.
+#: Greatest number of tokens of one text (100 bytes for each while it is made), and of all texts of
+#: a task (30 bytes for each: 4 GB).
 LONGEST_TEXT, MOST_TOKENS = 2**22, 2**27
 
 
-def text_lengths(
+def check_lengths(
     name: str,
     lengths: Iterable[Any],
     texts: int | Sequence[int],
@@ -134,31 +133,31 @@ def text_lengths(
     of: str = "records",
     minimum: int = 1,
 ) -> list[int]:
-    """Return lengths in tokens, with so many texts of each, if all fit into memory.
+    """Return the lengths of texts in tokens, if all the texts fit into memory.
 
     Args:
-        name: name of the argument with the lengths.
+        name: the argument with the lengths.
         lengths: the lengths.
-        texts: number of texts of each length, or one number for each length.
-        of: name of the argument with the number of texts.
-        minimum: least length.
+        texts: how many texts there are of each length: an integer, or one for each length.
+        of: the argument with texts.
+        minimum: the least length.
     """
-    numbers = [
+    checked = [
         _checks.integer(name, length, minimum=minimum, maximum=LONGEST_TEXT) for length in lengths
     ]
-    counts = of_each_length(of, texts, len(numbers))
-    if (tokens := sum(n * count for n, count in zip(numbers, counts, strict=True))) > MOST_TOKENS:
+    counts = counts_by_length(of, texts, len(checked))
+    if (tokens := sum(n * count for n, count in zip(checked, counts, strict=True))) > MOST_TOKENS:
         raise ValueError(
             f"{of} must have at most {MOST_TOKENS} tokens in all lengths together, got {texts} of "
             f"each length: {tokens} tokens"
         )
-    return numbers
+    return checked
 
 
-def of_each_length(
+def counts_by_length(
     name: str, counts: int | Sequence[int], lengths: int, *, minimum: int = 0
 ) -> list[int]:
-    """Return a number of texts for each length: one number stands for all of them."""
+    """Return how many texts there are of each length; one integer counts for all lengths."""
     if not isinstance(counts, list | tuple):
         return [_checks.integer(name, counts, minimum=minimum)] * lengths
     if len(counts) != lengths:
@@ -169,7 +168,7 @@ def of_each_length(
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
-    """Return a function that encodes pieces of text with a transformers tokenizer."""
+    """Return a function that encodes strings with a tokenizer of transformers."""
 
     def encode(texts: list[str]) -> list[list[int]]:
         tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -179,7 +178,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
 
 
 def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """Return a function that decodes tokens exactly, without cleaning up spaces."""
+    """Return a function that decodes tokens exactly, spaces included."""
 
     def decode(tokens: Any) -> str:
         return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

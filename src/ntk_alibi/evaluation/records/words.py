@@ -1,4 +1,4 @@
-"""Word lists for the names, variables and topics in records."""
+"""Words for the names of lines, variables and topics in records."""
 
 from __future__ import annotations
 

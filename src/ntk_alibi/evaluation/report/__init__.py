@@ -1,4 +1,4 @@
-"""Reports: tables for terminals and notebooks, and sections of Markdown documents."""
+"""Reports: tables for terminals and notebooks, sections of Markdown documents, and sentences."""
 
 from ntk_alibi.evaluation.report.tables import (
     comparison_tables,

@@ -1,32 +1,31 @@
-"""Numbers with their intervals, as all tables and sentences show them."""
+"""Figures with their intervals, as all tables and sentences show them."""
 
 from __future__ import annotations
 
 import math
 
-#: Digits behind those asked for that a narrow interval may get.
+#: How many more digits a narrow interval may get.
 MORE_DIGITS = 2
 
 
 def with_ends(value: float, low: float, high: float, digits: int = 0, unit: str = "") -> str:
-    """Return a number with the ends of its interval, as in "71 (51–90)"; "" for NaN.
+    """Return a value with the ends of its interval, as in "71 (51–90)"; "" for NaN.
 
-    All have one or two digits more if the ends need them to differ. Ends that are nearer, or NaN,
-    are not shown. The unit, such as " %", stands behind the number.
+    All get one or two more digits if the ends need them to differ. Ends that are nearer, or NaN,
+    are not shown. The unit, such as " %", follows the value.
     """
     for shown in range(digits, digits + MORE_DIGITS + 1):
-        number, first, last = (_rounded(x, shown) for x in (value, low, high))
+        middle, first, last = (_rounded(x, shown) for x in (value, low, high))
         if first != last:
-            return f"{number}{unit} ({first}–{last})"
+            return f"{middle}{unit} ({first}–{last})"
     return "" if math.isnan(value) else f"{_rounded(value, digits)}{unit}"
 
 
 def with_half_width(value: float, half_width: float, digits: int, sign: str = "+") -> str:
-    """Return a number with half the width of its interval, as in "+18 ± 5".
+    """Return a value with half the width of its interval, as in "+18 ± 5".
 
-    Both have one or two digits more if the half-width needs them to be seen. A smaller one is not
-    shown, nor one that is NaN: a single number, or several equal ones, do not tell how others
-    spread.
+    Both get one or two more digits if the half-width needs them to be seen. A smaller one is not
+    shown, nor NaN: one observation, or several equal ones, do not tell how others spread.
     """
     if not half_width > 0.5 * 10.0 ** -(digits + MORE_DIGITS):
         return _rounded(value, digits, sign)
@@ -36,5 +35,5 @@ def with_half_width(value: float, half_width: float, digits: int, sign: str = "+
 
 
 def _rounded(value: float, digits: int, sign: str = "") -> str:
-    """Format a number, and one that is rounded to zero without a minus sign."""
+    """Format a value; zero has no minus sign."""
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}"

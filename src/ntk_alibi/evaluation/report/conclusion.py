@@ -1,4 +1,4 @@
-"""What a study shows, in one sentence that is computed from its results."""
+"""What a study shows, as a sentence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def best_method(summary: dict[str, Any]) -> str | None:
-    """Return the method, besides the first, that answers most at the greatest length."""
+    """Return the method, besides the first, that answers most at the greatest length, or None."""
     others = _farthest(summary)[1:]
     return None if others.empty else str(others["accuracy"].idxmax())
 
 
 def conclusion(summary: dict[str, Any]) -> list[str]:
-    """Return the sentence about the first task at the greatest length; none for a single method.
+    """Return a sentence about the first task at the greatest length; none for a single method.
 
-    The best method counts as better if its 95 % interval lies above that of the first one.
+    The best method counts as better if its 95 % interval is above the interval of the first one.
     """
     best = best_method(summary)
     if best is None:
@@ -39,9 +39,9 @@ def conclusion(summary: dict[str, Any]) -> list[str]:
 
 
 def _farthest(summary: dict[str, Any]) -> DataFrame:
-    """Return the results of the first task at the greatest length by method, the first one first.
+    """Return the results of the first task at the greatest length by method, in their order.
 
-    There are none if the first method has none.
+    Without a result of the first method there are none.
     """
     cells = summary["retrieval"].dropna(subset="accuracy")
     cells = cells[cells["task"] == cells["task"].head(1).squeeze()]
@@ -51,6 +51,6 @@ def _farthest(summary: dict[str, Any]) -> DataFrame:
 
 
 def percent(entry: Mapping[str, Any]) -> str:
-    """Format the accuracy of an entry with its interval."""
+    """Return the accuracy of an entry with its interval, in %."""
     value, low, high = (100 * entry[key] for key in ("accuracy", "low", "high"))
     return with_ends(value, low, high, unit=" %")

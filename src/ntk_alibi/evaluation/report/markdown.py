@@ -13,13 +13,13 @@ from ntk_alibi import _files, _installed
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table; all columns but the first are aligned right."""
+    """Return a table in Markdown; all columns but the first are aligned right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def describe_machine(peers: Sequence[str] = ()) -> str:
-    """Describe processor, threads, package versions and date; peers are added where installed."""
+    """Describe processor, threads, versions of packages and of installed peers, and the date."""
     info = ntk_alibi.info()
     versions = {**info["packages"], **{name: _installed.version_of(name) for name in peers}}
     packages = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k != "pandas")
@@ -31,12 +31,12 @@ def describe_machine(peers: Sequence[str] = ()) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and a noun, which has an -s but behind 1."""
+    """Return a number and a noun, in the plural if it is not 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def processor() -> str:
-    """Name the processor with its family and model number, which tell cores of one name apart."""
+    """Name the processor with family and model, which tell cores of one name apart."""
     text = Path("/proc/cpuinfo").read_text()
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
     if len(fields) < 3:
@@ -66,7 +66,7 @@ def replace_section(path: Path, name: str, text: str) -> None:
 
 
 def _around(path: Path, name: str) -> tuple[str, str]:
-    """Return the texts up to a section's first marker, and from its second one on."""
+    """Return the text up to the first marker of a section, and from the second one on."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, begin_marker, rest = path.read_text().partition(begin)
     _, end_marker, after = rest.partition(end)

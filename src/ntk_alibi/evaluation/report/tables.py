@@ -1,6 +1,6 @@
-"""Tables of studies, comparisons and searches for readers, and data frames as texts.
+"""Tables of studies, comparisons and searches, and data frames as texts.
 
-A table is a frame of texts with its title in `attrs`; its first column has the names of the rows.
+A table is a frame of texts with a title in `attrs`; its first column names the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def study_tables(summary: dict[str, Any]) -> list[DataFrame]:
-    """Build tables of a study: retrieval by length and by distance, perplexity by position."""
+    """Return the tables of a study: retrieval by length and by distance, nats by position."""
     unit = f"{summary['train_length']} tokens"
     methods = list(summary["methods"])
     tables = []
@@ -57,34 +57,34 @@ def study_tables(summary: dict[str, Any]) -> list[DataFrame]:
 
 
 def study_rows(summary: dict[str, Any]) -> list[DataFrame]:
-    """Return the numbers of a study: its frames, called by their keys."""
+    """Return the frames of a study, with their keys as titles."""
     names = [name for name in ("retrieval", "by_distance", "perplexity") if len(summary[name])]
-    return [entitled(summary[name], name) for name in names]
+    return [with_title(summary[name], name) for name in names]
 
 
 def comparison_tables(comparison: dict[str, Any]) -> list[DataFrame]:
-    """Build a table for each task of a comparison, with a column of published figures."""
+    """Return a table for each task of a comparison, with published figures if there are any."""
     tables = []
     for task, rows in comparison["rows"].groupby("task", sort=False):
         metric = rows["metric"].iloc[0]
         unit, digits, name = (1, 3, metric) if metric == "nats" else (100, 1, f"{metric}, %")
         table = rows[["method", "cases"]].astype(str)
-        numbers = unit * rows[["value", "low", "high"]].to_numpy(float)
-        table[name] = [with_ends(x, low, high, digits) for x, low, high in numbers]
+        figures = unit * rows[["value", "low", "high"]].to_numpy(float)
+        table[name] = [with_ends(x, low, high, digits) for x, low, high in figures]
         if rows["published"].notna().any():
-            known = rows["published"].astype(float)
-            table["published, %"] = ["" if x != x else f"{x:g}" for x in known]
-        tables.append(entitled(table, f"{task}, {comparison['model']}: 95 % intervals"))
+            percents = rows["published"].astype(float)
+            table["published, %"] = ["" if x != x else f"{x:g}" for x in percents]
+        tables.append(with_title(table, f"{task}, {comparison['model']}: 95 % intervals"))
     return tables
 
 
 def comparison_rows(comparison: dict[str, Any]) -> list[DataFrame]:
-    """Return the numbers of a comparison."""
-    return [entitled(comparison["rows"].drop(columns="command"), comparison["model"])]
+    """Return the frame of a comparison."""
+    return [with_title(comparison["rows"].drop(columns="command"), comparison["model"])]
 
 
 def tuning_table(tuning: dict[str, Any]) -> DataFrame:
-    """Build the table of a search's candidates."""
+    """Return the table of the candidates of a search."""
     found = tuning["candidates"]
     accuracy = 100 * found[["accuracy", "low", "high"]].to_numpy(float)
     nats = found[["difference", "half_width"]].to_numpy(float)
@@ -96,10 +96,10 @@ def tuning_table(tuning: dict[str, Any]) -> DataFrame:
         }
     )
     title = f"{tuning['model']} at {tuning['length']} tokens: records of the search, 95 % intervals"
-    return entitled(table, title)
+    return with_title(table, title)
 
 
-def entitled(frame: DataFrame, title: str) -> DataFrame:
+def with_title(frame: DataFrame, title: str) -> DataFrame:
     """Return a copy of a frame with a title."""
     frame = frame.copy()
     frame.attrs["title"] = title
@@ -107,7 +107,7 @@ def entitled(frame: DataFrame, title: str) -> DataFrame:
 
 
 def printed(table: DataFrame, width: int) -> str:
-    """Format a table for a terminal; columns that have no room in its width stand below."""
+    """Return a table for a terminal; columns beyond its width follow below."""
     first = table.columns[0]
     named = table.set_index(first).rename_axis(index=None, columns=first)
     lines = named.to_string(line_width=width).splitlines()
@@ -115,15 +115,15 @@ def printed(table: DataFrame, width: int) -> str:
 
 
 def html(table: DataFrame) -> str:
-    """Format a table as HTML for notebooks."""
+    """Return a table as HTML for notebooks."""
     title = escaping.escape(table.attrs["title"])
     return f"<p>{title}</p>{table.to_html(index=False, border=0)}"
 
 
 def formatted(table: DataFrame, name: str) -> str:
-    """Format a table as "csv", "markdown" or "latex", with its title, if it has one.
+    """Return a table as "csv", "markdown" or "latex", with its title if it has one.
 
-    Markdown needs tabulate, and LaTeX the package booktabs.
+    Markdown needs tabulate; LaTeX needs its package booktabs.
     """
     title = table.attrs.get("title", "")
     aligned = ["left"] + ["right"] * (len(table.columns) - 1)
@@ -146,12 +146,12 @@ def formatted(table: DataFrame, name: str) -> str:
 def _table(
     methods: Sequence[str], cells: DataFrame, title: str, columns: Series[str], texts: Sequence[str]
 ) -> DataFrame:
-    """Build a table with a row for each method of cells, and a column for each name."""
+    """Return a table with a row for each method of cells, and a column for each name."""
     made = cells[["method"]].assign(column=columns, text=texts)
     wide = made.pivot(index="method", columns="column", values="text")
     rows = [name for name in methods if name in wide.index]
     wide = wide.loc[rows, columns.unique()].fillna("").rename_axis(columns=None)
-    return entitled(wide.reset_index(), title)
+    return with_title(wide.reset_index(), title)
 
 
 def _multiples(cells: DataFrame) -> Series[str]:
@@ -163,7 +163,7 @@ def _ranges(cells: DataFrame) -> Series[str]:
 
 
 def _shortest(named: Callable[[Callable[[float], str]], Series[str]]) -> Series[str]:
-    """Return the names of columns, with two digits if they tell them apart."""
+    """Return the names of columns, with two digits where that keeps them apart."""
     short, exact = named(_two_digits), named("{:g}".format)
     return short if short.nunique() == exact.nunique() else exact
 

@@ -51,11 +51,9 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(Path(__file__).with_name("search_order.js"))
 html_show_copyright = False
+ACCENTED = ("brand-primary", "brand-content", "brand-visited", "api-name", "api-pre-name")
 html_theme_options = {
-    f"{theme}_css_variables": dict.fromkeys(
-        [f"color-{x}" for x in ("brand-primary", "brand-content", "brand-visited", "api-name")],
-        accent,
-    )
+    f"{theme}_css_variables": dict.fromkeys((f"color-{name}" for name in ACCENTED), accent)
     for theme, accent in (("light", "#0b6b68"), ("dark", "#5cc8be"))
 }
 copybutton_exclude = ".linenos, .gp, .go"

@@ -84,11 +84,11 @@ def described(entry: Entry) -> str:
     text = f"{head}.. autoclass:: {path}\n"
     if entry.members == ("*",):
         return f"{text}   :members:\n"
-    members = [x for x in entry.members if hasattr(entry.thing, x)]
-    if members:
-        text += f"   :members: {', '.join(members)}\n"
-    if not vars(entry.thing).keys() >= set(members):
-        text += "   :inherited-members:\n"
+    for member in entry.members:
+        if hasattr(entry.thing, member):
+            found = inspect.getattr_static(entry.thing, member)
+            kind = "method" if isinstance(found, classmethod) or callable(found) else "property"
+            text += f"\n   .. auto{kind}:: {path}.{member}\n"
     return text
 
 

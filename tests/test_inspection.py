@@ -1,4 +1,4 @@
-"""Numbers about biases and masks, against formulas and the masks of other tests."""
+"""What biases and masks do, against formulas and the masks of other tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of HTML representations: well-formed, with the right numbers, for every object."""
+"""Tests of HTML representations: well-formed, with the right values, for every object."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_objects_are_shown_as_a_picture_and_a_table(thing: Any) -> None:
     assert page.find("code").text == repr(thing)  # type: ignore[union-attr]
     picture = page.find("{http://www.w3.org/2000/svg}svg")
     assert picture is not None
-    numbers = re.findall(r'[ "MVH]-?([\d.]+)', " ".join(str(e.attrib) for e in picture.iter()))
-    assert max(map(float, numbers)) <= notebook.WIDTH
+    coordinates = re.findall(r'[ "MVH]-?([\d.]+)', " ".join(str(e.attrib) for e in picture.iter()))
+    assert max(map(float, coordinates)) <= notebook.WIDTH
     assert "nan" not in shown
     rows = page.findall("details/table/tbody/tr")
     assert len(rows) == getattr(thing, "num_heads", notebook.EXAMPLE_HEADS)

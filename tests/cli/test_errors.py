@@ -164,8 +164,8 @@ def test_from_json_refuses_what_eval_did_not_print(
 
 
 def test_from_json_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = ROOT / "docs/pictures/nano-bloom.json"
-    main(["eval", "--from-json", str(numbers), "--plot", "nano.png"])
+    stored = ROOT / "docs/pictures/nano-bloom.json"
+    main(["eval", "--from-json", str(stored), "--plot", "nano.png"])
     out = capsys.readouterr().out
     assert "lines: accuracy" in out
     assert f"pictures: {Path('nano.png').resolve()}\n" in out

@@ -1,4 +1,4 @@
-"""What users type that is refused, and what the one line of the error says, before any work."""
+"""Command lines that are refused before any work, and the one line of their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans, records, models and answers that are refused, and what the error says."""
+"""Plans, records, models and answers that are refused, and their errors."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_models_without_a_patch_of_ours_are_drawn() -> None:
 def test_a_model_of_nan_is_refused_and_left_as_it_was() -> None:
     model = make_model("bloom")
     model.transformer.h[0].self_attention.query_key_value.weight.data.fill_(torch.nan)
-    with pytest.raises(ValueError, match="model must compute attention weights that are numbers"):
+    with pytest.raises(ValueError, match="model must compute attention weights without NaN"):
         plots.attention_maps(model, Letters(), "cdef", methods=["ntk:4"])
     assert na.patched(model) == []
     assert not model.transformer.h[0].self_attention._forward_hooks

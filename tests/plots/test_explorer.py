@@ -62,7 +62,7 @@ def page(path: Path) -> Iterator[Any]:
         running.quit()
 
 
-#: Returns what a mark in a page's figure says about a map: its title and its numbers.
+#: Returns the title and the values of the map that is shown.
 SHOWN = """
 const figures = [...Bokeh.documents[0].all_models].filter((m) => m.type === "Figure");
 const figure = figures.find((f) => f.title.text.startsWith("layer"));
@@ -111,7 +111,7 @@ const hidden = models.find((m) => m.type === "LogColorMapper").nan_color;
 return [root.dataset.theme, page.getComputedStyle(page.document.body).backgroundColor, hidden];
 """
 
-#: Returns the ground and the text colour of the label at the pointer, and those of the page.
+#: Returns background and text colour, of the label at the pointer and of the page.
 LABEL_COLOURS = """
 const label = document.querySelector(".bk-Tooltip");
 if (!label) { return null; }
@@ -139,7 +139,7 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "numbers"),
+    ("methods", "values"),
     [
         (["ntk:2", "ntk:4"], "factor"),
         (["dynamic-ntk:1:query", "dynamic-ntk:2:query"], "rate"),
@@ -147,15 +147,15 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
         (["original", "original:logn=1"], "options"),
     ],
 )
-def test_the_slider_has_the_names_of_a_methods_numbers(methods: list[str], numbers: str) -> None:
-    assert f'["numbers","{numbers}"]' in explorer(methods=methods, layers=[0], heads=[1]).html
+def test_the_slider_has_the_names_of_a_methods_values(methods: list[str], values: str) -> None:
+    assert f'["values","{values}"]' in explorer(methods=methods, layers=[0], heads=[1]).html
 
 
 def shown(driver: Any) -> tuple[str, Any]:
     found = driver.execute_script(SHOWN)
-    numbers = np.array([math.nan if x is None else x for x in found["image"]])
-    side = math.isqrt(len(numbers))
-    return found["title"], numbers.reshape(side, side)
+    values = np.array([math.nan if x is None else x for x in found["image"]])
+    side = math.isqrt(len(values))
+    return found["title"], values.reshape(side, side)
 
 
 @pytest.mark.slow
@@ -169,11 +169,11 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
             return WebDriverWait(driver, 60).until(lambda _: condition())
 
         figures = until(lambda: _figures(driver))
-        title, numbers = shown(driver)
+        title, values = shown(driver)
         assert title == "layer 1, head 4: original"
-        np.testing.assert_array_equal(np.isnan(numbers), ~np.tril(np.ones((16, 16), bool)))
+        np.testing.assert_array_equal(np.isnan(values), ~np.tril(np.ones((16, 16), bool)))
         np.testing.assert_allclose(
-            np.nan_to_num(numbers), weights_of(TEXT_OF_PROMPT)[1, 3], rtol=PRECISION
+            np.nan_to_num(values), weights_of(TEXT_OF_PROMPT)[1, 3], rtol=PRECISION
         )
 
         def point(figure: int, x: float, y: float) -> Any:
@@ -201,7 +201,7 @@ def test_a_browser_shows_weights_under_the_pointer_and_of_chosen_methods(tmp_pat
 
         driver.execute_script(SET, "method", "ntk")
         until(lambda: shown(driver)[0] == "layer 1, head 4: ntk:2")
-        driver.execute_script(SET, "numbers", 1)
+        driver.execute_script(SET, "values", 1)
         until(lambda: shown(driver)[0] == "layer 1, head 4: ntk:8")
         expected = weights_of(TEXT_OF_PROMPT, na.NTK(8.0))
         np.testing.assert_allclose(np.nan_to_num(shown(driver)[1]), expected[1, 3], rtol=PRECISION)

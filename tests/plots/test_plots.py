@@ -119,8 +119,8 @@ class Table:
     num_heads = 2
 
     def tensor(self, query_length: int, key_length: int) -> torch.Tensor:
-        numbers = torch.arange(2 * query_length * key_length, dtype=torch.float32)
-        return -numbers.reshape(1, 2, query_length, key_length)
+        entries = torch.arange(2 * query_length * key_length, dtype=torch.float32)
+        return -entries.reshape(1, 2, query_length, key_length)
 
 
 @pytest.mark.parametrize("quantity", ["bias", "weight"])

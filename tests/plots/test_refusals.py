@@ -1,4 +1,4 @@
-"""Pictures that are refused, and what the error says; nothing is left open."""
+"""Pictures that are refused, and their errors; no figure stays open."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ WRONG_VALUES = [
     (lambda: plots.accuracy_curves(summary(), "x"), "task must be one of 'lines'"),
     (
         lambda: plots.extrapolation_curves([1, 2], {"a": [1]}),
-        r"values\['a'\] must be 2 numbers, got 1",
+        r"values\['a'\] must have 2 values, got 1",
     ),
     (lambda: plots.study_figure({}), "summary must have methods, train_length, retrie"),
     (
         lambda: plots.depth_figure({"train_length": 8, "methods": ["original"], "by_depth": []}),
         "summary must hold results by depth, got none",
     ),
-    (lambda: plots.rounded_positions({"a": ([1], [1, 2])}), "two rows of one length, got 1 an"),
+    (lambda: plots.rounded_positions({"a": ([1], [1, 2])}), "two arrays of one length, got 1 an"),
     (lambda: plots.alibi_rows({}), "rows must have at least one label"),
     (
         lambda: plots.bias_maps(na.ALiBi(8), 20000),
@@ -78,8 +78,11 @@ WRONG_TYPES = [
     (lambda: plots.study_figure(3), "summary must be the summary of a study, a dict, g"),
     (lambda: plots.exact_positions(3), "shares must be a mapping from labels"),
     (lambda: plots.exact_positions({"a": 3}), r"shares\['a'\] must be a mapping from l"),
-    (lambda: plots.rounded_positions({"a": "b"}), r"rounded\['a'\] must be a pair of rows"),
-    (lambda: plots.alibi_rows({"a": 3}), r"rows\['a'\] must be a row of numbers, got 3"),
+    (
+        lambda: plots.rounded_positions({"a": "b"}),
+        r"rounded\['a'\] must be a pair of one-dimensional arrays",
+    ),
+    (lambda: plots.alibi_rows({"a": 3}), r"rows\['a'\] must be a one-dimensional array, got 3"),
     (lambda: plots.attention_map(random_model(), None, "x"), "tokenizer must be the model's"),
     (
         lambda: plots.attention_map("bloom", Letters(), "x"),
@@ -90,7 +93,7 @@ WRONG_TYPES = [
         "model must be a transformers model whose config names num_hidden_layers",
     ),
     (lambda: attention_maps(text=3), "text must be a string, got 3"),
-    (lambda: attention_maps(layers=[]), "layers must be None or numbers of layers"),
+    (lambda: attention_maps(layers=[]), "layers must be None or a sequence of layers"),
     (lambda: attention_maps(heads=3), "heads must be None or heads counted from 1"),
     (lambda: attention_maps(methods="ntk:4"), "methods must be None or a sequence of m"),
     (lambda: attention_maps(methods=[4]), "a method must be a name such as 'ntk:4', a"),
@@ -105,7 +108,7 @@ OF_THE_EXPLORER = [
     (
         lambda: explorer(methods=[f"ntk:{n}" for n in range(1, 4098)]),
         ValueError,
-        "methods or layers must be fewer: a page holds at most 32768 maps of methods x layers",
+        "methods or layers must be fewer: a page has at most 32768 maps of methods x layers",
     ),
     (lambda: explorer(methods=["ntk:2", na.NTK(2.0)]), ValueError, "methods must differ, got"),
     (lambda: explorer(methods=[]), ValueError, r"methods must hold at least one, got \[\]"),

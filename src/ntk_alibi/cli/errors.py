@@ -17,7 +17,7 @@ WRONG = 2
 #: Exit status where the reader of the output has gone, as shells report it.
 PIPE_CLOSED = 128 + getattr(signal, "SIGPIPE", 13)
 
-#: Error numbers of a file that cannot grow.
+#: Codes of errors of a file that cannot grow.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -153,7 +153,7 @@ def print_rows(
 
 
 def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table for a terminal; columns of numbers are aligned right."""
+    """Return a table for a terminal; numeric columns are aligned right."""
     columns = []
     for name, *cells in zip(header, *rows, strict=True):
         width = max(map(len, (name, *cells)))

@@ -1,4 +1,4 @@
-"""What biases and masks do, as numbers, and what notebooks show of them."""
+"""What biases and masks do, as arrays, and what notebooks show of them."""
 
 from ntk_alibi.inspection.effects import (
     bias_by_distance,

@@ -1,7 +1,7 @@
-"""Numbers that describe a bias and a mask: bias by distance, receptive field, weights, intervals.
+"""What a bias and a mask do: bias by distance, receptive field, weights, visible intervals.
 
-Pictures, notebooks and tables all take these numbers from here. They come from `tensor` of the bias
-and from `attention` itself, so they hold for any bias object.
+Pictures, notebooks and tables take these arrays from here. They are computed by the bias and by
+`attention`, so they are right for any bias object.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.scaling import Scaling, scaling_per
 
-#: Number of distances, from 0 on, that `receptive_field` searches by default.
+#: Number of distances that `receptive_field` searches by default.
 LONGEST = 2**16
 
 
 def check_bias(bias: Any) -> None:
-    """Check that a bias is an object with num_heads and tensor, such as ALiBi."""
+    """Refuse what is no bias object."""
     if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
         raise TypeError(
             "bias must be an object with num_heads and tensor(query_length, key_length) such as "
@@ -37,7 +37,7 @@ def slopes_at(
     length: int | None,
     rule: Literal["press", "geometric"] = "press",
 ) -> NDArray[np.float32]:
-    """Return the slopes (heads,) of the last query of a text; only dynamic scalings need a length.
+    """Return the slopes (heads,) of the last query of a text, whose length dynamic scalings need.
 
     Raises:
         TypeError, ValueError: an argument is wrong, as for `alibi_slopes`.
@@ -46,7 +46,7 @@ def slopes_at(
     if length is not None:
         lengths = np.array([_checks.integer("length", length, minimum=1)])
         if scaling_per(scaling) == "query":
-            lengths = lengths[:, None]  # of the prefix of one query, the last
+            lengths = lengths[:, None]  # the prefix of one query, the last
     return alibi_slopes(num_heads, scaling, lengths, rule=rule).reshape(-1)
 
 
@@ -64,11 +64,11 @@ def bias_by_distance(
         out[h, d] = bias[h, i, i - d], or bias[h, i, i + d] for side="ahead"
 
     Args:
-        bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`. A
-            batched bias is read in its first row. Slopes that require grad are detached.
+        bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`. Of a
+            batch, the first row counts. Slopes that require grad are detached.
         longest: number of distances, from 0 on.
-        length: number of tokens of the text, for an `ALiBi` with a dynamic scaling; longest by
-            default. Slopes for each query are those of the last query.
+        length: number of tokens of the text, for an `ALiBi` with a dynamic scaling; by default,
+            longest. If queries have different slopes, the last query counts.
         side: "behind" the query, or "ahead".
 
     Returns:
@@ -91,11 +91,11 @@ def bias_by_distance(
         ends = (1, count) if side == "behind" else (count, 1)
         dense: NDArray[np.float64] = _arrays.to_numpy(bias.tensor(*ends)).astype(np.float64)
         return np.ascontiguousarray(dense[0].reshape(bias.num_heads, count)[:, ::-1])
-    return _row(bias, count, count if tokens is None else tokens, side)
+    return _bias_of_one_query(bias, count, count if tokens is None else tokens, side)
 
 
-def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
-    """Return the bias of one query at distances from 0 on, in a text of so many tokens."""
+def _bias_of_one_query(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
+    """Return the bias of one query of a text at `count` distances, from 0 on."""
     dynamic = scaling_per(getattr(bias, "scaling", None)) is not None
     keys = max(count, tokens) if dynamic else count
     shape = (bias.rows, bias.num_heads, bias.query_length or 1, keys)
@@ -113,10 +113,10 @@ def _row(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
     near = slice(keys - count, keys) if side == "behind" else slice(0, count)
     kernel = to_kernel_bias(bias, problem, like).part(last, near, problem)
     positions = problem.part(last, near).positions(like)
-    numbers, hidden = kernel.values(*positions)
+    scores, hidden = kernel.values(*positions)
     if mask.causal:
         hidden = hidden | ~mask.visible(*positions)[:, None]
-    values = np.where(_arrays.to_numpy(hidden), -np.inf, _arrays.to_numpy(numbers))
+    values = np.where(_arrays.to_numpy(hidden), -np.inf, _arrays.to_numpy(scores))
     row = np.broadcast_to(values[0], (shape[1], 1, count))[:, 0]
     return np.asarray(row[:, ::-1] if side == "behind" else row, np.float64)
 
@@ -129,15 +129,15 @@ def receptive_field(
     length: int | None = None,
     side: Literal["behind", "ahead"] = "behind",
 ) -> NDArray[np.float64]:
-    """Return how far each head reaches: where a key's weight falls to a share of the greatest.
+    """Return how far each head reaches: where the weight of a key falls to a share of the greatest.
 
     Formula::
 
         exp(bias(d) - max bias) = share;  for a linear bias d = -ln(share) / m_h
 
-    The weights are those of the bias alone, for keys whose products with the query are equal. The
-    bias is interpolated linearly between integer distances; if the weight falls to the share more
-    than once, the farthest distance counts.
+    These are the weights of the bias alone, as if the query had the same product with all keys. The
+    bias is linear between integer distances. If the weight falls to the share more than once, the
+    farthest distance counts.
 
     Args:
         bias: as for `bias_by_distance`.
@@ -147,8 +147,8 @@ def receptive_field(
         side: as for `bias_by_distance`.
 
     Returns:
-        (heads,) float64; inf where the weight exceeds the share at all distances below longest, 0
-            for a head that does not see this side.
+        (heads,) float64; inf for a head whose weight exceeds the share at all distances below
+            longest, 0 for one that does not see this side.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -159,7 +159,7 @@ def receptive_field(
         >>> receptive_field(na.ALiBi(4)).round(3)
         array([  4.,  16.,  64., 256.])
 
-    Source: the weights are those of Press et al. 2022 (arXiv 2108.12409).
+    Source: the weights of a linear bias are from Press et al. 2022 (arXiv 2108.12409).
     """
     level = np.log(_checks.share("share", share))
     values = bias_by_distance(bias, longest, length=length, side=side)
@@ -177,7 +177,7 @@ def receptive_field(
 
 
 def map_size(query_length: int, key_length: int | None) -> tuple[int, int]:
-    """Return the checked numbers of queries and keys of a map; by default they are equal."""
+    """Return the checked lengths of a map; by default there are as many keys as queries."""
     queries = _checks.integer("query_length", query_length, minimum=1)
     if key_length is None:
         return queries, queries
@@ -187,14 +187,14 @@ def map_size(query_length: int, key_length: int | None) -> tuple[int, int]:
 def weights(
     query_length: int, key_length: int | None = None, bias: Any = None, **options: Any
 ) -> NDArray[np.float32]:
-    """Return the attention weights of bias and mask alone, computed by `attention` itself.
+    """Return the attention weights of bias and mask alone, as `attention` computes them.
 
     Formula::
 
         w[h, i, j] = exp(bias(i, j)) / sum_k exp(bias(i, k))  over the keys k that query i sees
 
-    All queries are zero, so that all products are equal, and the values are unit vectors, so that
-    the output holds the weights.
+    All queries are zero, so all products are equal; the values are unit vectors, so the output is
+    the weights.
 
     Args:
         query_length: Q.
@@ -240,7 +240,7 @@ def visible_intervals(
         options: options of the mask, as for `weights`.
 
     Returns:
-        An array of int64, (intervals, 3), of queries, first keys and last keys.
+        int64 (intervals, 3): query, first key and last key of each interval.
 
     Raises:
         TypeError, ValueError: an argument is wrong, as for `attention`.

@@ -1,7 +1,7 @@
 """HTML representations of biases and scalings for notebooks: a small picture and a table.
 
-The pictures are SVG written by hand, since matplotlib may be missing. They use the text colour of
-the page, so that they suit light and dark pages.
+The pictures are SVG without matplotlib, which may be missing. They use the text colour of the page,
+so they suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HUES = ("#888888", "#1c86c7", "#d9700f")
 #: Head count of the model whose slopes illustrate a scaling.
 EXAMPLE_HEADS = 16
 
-#: Training length of a dynamic scaling that has none; its slopes depend on multiples only.
+#: Training length of a dynamic scaling without one; slopes depend on multiples of it only.
 EXAMPLE_LENGTH = 2048
 
 #: Size of a picture and its left and bottom margins, in pixels.
 WIDTH, HEIGHT, LEFT, BELOW = 380, 130, 56, 30
 
-#: A head's stroke ends where its weight has fallen to this share; it begins at 1/e.
+#: The stroke of a head goes from the distance of weight 1/e to the distance of this weight.
 FAINT = 0.01
 
 
@@ -47,16 +47,16 @@ def html(shown: object) -> str | None:
 
 @html.register(BiasObject)
 def bias_html(bias: Any) -> str | None:
-    """Render how far each head of a bias over distance reaches: picture and table.
+    """Return a picture and a table of how far each head of a bias reaches.
 
-    Return None for a bias on the meta device, without numbers for the distances of the picture, or
-    that is not a function of distance.
+    None for a bias that is no function of distance, is on the meta device, or has no values for the
+    distances of the picture.
     """
     if any(getattr(x, "is_meta", False) for x in bias.parameters):
         return None
     try:
         return _bias_page(bias) if _over_distance(bias) else None
-    except (IndexError, ValueError):  # it has numbers for other keys or distances only
+    except (IndexError, ValueError):  # it has no values for these distances
         return None
 
 
@@ -81,8 +81,8 @@ def _bias_page(bias: Any) -> str | None:
         columns[f"1/e {name}"] = [_tokens(reach, longest[name]) for reach in near]
         columns[f"{100 * FAINT:g} % {name}"] = [_tokens(reach, longest[name]) for reach in far]
         series.append((near, far))
-    numbers = [str(head) for head in range(1, bias.num_heads + 1)]
-    table = table_html(["head", *columns], zip(numbers, *columns.values(), strict=True))
+    heads = [str(head) for head in range(1, bias.num_heads + 1)]
+    table = table_html(["head", *columns], zip(heads, *columns.values(), strict=True))
     caption = f"distance where a head's weight is 1/e … {100 * FAINT:g} %{at}"
     if len(series) > 1:
         caption += ": " + _keys(sides, HUES[1:])
@@ -91,7 +91,7 @@ def _bias_page(bias: Any) -> str | None:
 
 @html.register(Scaling)
 def scaling_html(scaling: Scaling) -> str:
-    """Render slopes of a model of 16 heads, unscaled and scaled: picture and table."""
+    """Return a picture and a table of the slopes of 16 heads, unscaled and scaled."""
     train_length = getattr(scaling, "train_length", None)
     name, scaling = repr(scaling), trained_at(_at_its_layers(scaling), EXAMPLE_LENGTH)
     if scaling_per(scaling) is None:
@@ -106,21 +106,21 @@ def scaling_html(scaling: Scaling) -> str:
             for text, length in zip(texts, (tokens, 4 * tokens), strict=True)
         }
     rows = {"plain": effects.slopes_at(EXAMPLE_HEADS, None, None)} | scaled
-    numbers = [str(head) for head in range(1, EXAMPLE_HEADS + 1)]
+    heads = [str(head) for head in range(1, EXAMPLE_HEADS + 1)]
     cells = ([f"{slope:.4g}" for slope in slopes] for slopes in rows.values())
-    table = table_html(["head", *rows], zip(numbers, *cells, strict=True))
+    table = table_html(["head", *rows], zip(heads, *cells, strict=True))
     caption = f"slopes of {EXAMPLE_HEADS} heads: {_keys(rows, HUES)}"
     return _page(name, _lines_svg(list(rows.values()), caption), table)
 
 
 @html.register(DistanceScaling)
 def knee_html(knee: DistanceScaling) -> str | None:
-    """Render how far each head of a model of 16 heads reaches: picture and table."""
+    """Return a picture and a table of how far each of 16 heads reaches with a knee."""
     return bias_html(ALiBi(EXAMPLE_HEADS, _at_its_layers(knee)))
 
 
 def _at_its_layers(scaling: Any) -> Any:
-    """Return the scaling of a layer that it applies to."""
+    """Return the scaling as a layer has it to which it applies."""
     layers = getattr(scaling, "layers", None)
     return scaling.at_layer(layers[0]) if layers else scaling
 
@@ -143,7 +143,7 @@ def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _page(name: str, picture: str, table: str) -> str:
     return (
         f"<div><code>{escape(name)}</code><br/>{picture}"
-        f"<details><summary>numbers</summary>{table}</details></div>"
+        f"<details><summary>values</summary>{table}</details></div>"
     )
 
 
@@ -155,7 +155,7 @@ def _over_distance(bias: Any) -> bool:
 
 
 def _longest(bias: Any) -> dict[str, int]:
-    """Return the number of distances, from 0 on, that the bias has on each side."""
+    """Return how many distances, from 0 on, a bias has on each side."""
     covered = bias.covered_distances
     if covered is None:
         return dict.fromkeys(("behind", "ahead"), effects.LONGEST)
@@ -167,9 +167,9 @@ def _longest(bias: Any) -> dict[str, int]:
 def _strokes_svg(
     series: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], caption: str, longest: int
 ) -> str:
-    """Return a picture with a stroke for each head between two distances on a logarithmic axis.
+    """Return a picture with a stroke for each head between two distances, on a logarithmic axis.
 
-    Strokes of heads that reach beyond the search end at `longest`.
+    Strokes of heads that reach farther than the search end at `longest`.
     """
     finite = [x[np.isfinite(x) & (x > 0)] for pair in series for x in pair]
     top = max([float(x.max()) for x in finite if len(x)], default=1.0)
@@ -179,13 +179,13 @@ def _strokes_svg(
     top, bottom = max(top, 2 * bottom), min(bottom, top / 2)
     heads = len(series[0][0])
     shapes = []
-    for number, (near, far) in enumerate(series):
+    for index, (near, far) in enumerate(series):
         for head in np.flatnonzero(far > 0):
-            x = _across(head + (number + 0.5) / len(series), heads)
+            x = _across(head + (index + 0.5) / len(series), heads)
             low, high = (
                 _up(float(np.clip(reach[head], bottom, top)), bottom, top) for reach in (near, far)
             )
-            style = f'stroke="{HUES[1 + number]}" stroke-width="{min(4.0, 120 / heads):.1f}"'
+            style = f'stroke="{HUES[1 + index]}" stroke-width="{min(4.0, 120 / heads):.1f}"'
             shapes.append(f'<path d="M{x:.1f} {low:.1f}V{min(high, low - 3):.1f}" {style}/>')
     return _svg("".join(shapes), caption, bottom, top)
 

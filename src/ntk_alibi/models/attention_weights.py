@@ -48,8 +48,8 @@ class Request:
         inputs: the text's tokens, as the model takes them.
         words: the text of each token.
         methods: the methods; None for the model as it is.
-        layers: numbers of the layers, from 0 on.
-        heads: numbers of the heads, from 1 on.
+        layers: the layers, counted from 0.
+        heads: the heads, counted from 1.
         of: how many layers, and how many heads in each, the model has.
     """
 
@@ -89,9 +89,9 @@ def request(
         text: text of at least one token.
         methods: names such as "ntk:4", scalings, or None or "original" for plain ALiBi; each is
             patched into the model meanwhile. By default, the model as it is.
-        layers: numbers of layers from 0 on, as a scaling's `layers` has them; negative numbers
-            count from the end; all by default.
-        heads: numbers of heads from 1 on, as formulas have them; all by default.
+        layers: layers, counted from 0 as in `layers` of a scaling, or from the end if negative; by
+            default all.
+        heads: heads, counted from 1 as in formulas; by default all.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the text has no tokens, or too many.
@@ -102,19 +102,19 @@ def request(
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {text!r}")
     of = _shape(model)
-    numbers = _layers(layers, of[0]), [head + 1 for head in _checks.heads(heads, of[1])]
+    chosen = _layers(layers, of[0]), [head + 1 for head in _checks.heads(heads, of[1])]
     named = _named(methods, model)
     inputs = tokenizer(text, return_tensors="pt")
     ids = inputs["input_ids"][0].tolist()
     _checks.integer("number of tokens of text", len(ids), minimum=1)
     _check_size(len(ids), of[1])
     words = tuple(tokenizer.decode([token]) for token in ids)
-    layers, heads = map(tuple, numbers)
+    layers, heads = map(tuple, chosen)
     return Request(model, inputs.to(model.device), words, tuple(named), layers, heads, of)
 
 
 def _shape(model: Any) -> tuple[int, int]:
-    """Return the numbers of layers and of heads."""
+    """Return how many layers and heads a model has."""
     config = getattr(model, "config", None)
     counts = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads")]
     layers, heads = counts
@@ -129,11 +129,11 @@ def _shape(model: Any) -> tuple[int, int]:
 def _layers(value: Any, count: int) -> list[int]:
     if value is None:
         return list(range(count))
-    if not isinstance(value, Iterable) or isinstance(value, str) or not (numbers := list(value)):
-        raise TypeError(f"layers must be None or numbers of layers, got {value!r}")
+    if not isinstance(value, Iterable) or isinstance(value, str) or not (chosen := list(value)):
+        raise TypeError(f"layers must be None or a sequence of layers, got {value!r}")
     return [
         _checks.integer("layer", number, minimum=-count, maximum=count - 1) % count
-        for number in numbers
+        for number in chosen
     ]
 
 
@@ -204,7 +204,7 @@ def _pooled(weights: torch.Tensor, heads: list[int], step: int) -> NDArray[np.fl
     """Return the greatest weight of each cell (heads, cells, cells), NaN ahead of the queries."""
     values = weights[:, heads].float()
     if bool(values.isnan().any()):
-        raise ValueError("model must compute attention weights that are numbers, got NaN")
+        raise ValueError("model must compute attention weights without NaN, got some")
     if step > 1:
         values = F.max_pool2d(values, step, ceil_mode=True)
     array: NDArray[np.float32] = values[0].cpu().numpy()

@@ -1,9 +1,9 @@
 """Pictures: each function draws into matplotlib axes and returns them.
 
-Every function takes `ax=`, the axes to draw into; without it, it makes a new pyplot figure, which
-notebooks show and `ax.figure.savefig(path)` writes. No function opens a window. All pictures share
-one style: new figures are transparent, in colours that are read on light and on dark pages; `style`
-sets a light or dark theme for a block of code. On axes of the caller's, the theme follows these.
+A function draws into `ax=`, or into a new pyplot figure, which notebooks show and
+`ax.figure.savefig(path)` writes. No function opens a window. All pictures share one style: new
+figures are transparent, in colours for light and dark pages, and `style` sets a light or dark theme
+for a block of code. In axes that you pass, the theme follows their background.
 """
 
 from ntk_alibi.plots.attention_maps import attention_map, attention_maps

@@ -1,6 +1,6 @@
-"""Pictures of the attention weights of a model: one head, or several heads under several methods.
+"""Pictures of the attention weights of a model: one head, or several heads by several methods.
 
-Layers are counted as scalings count them, from 0 on; heads as formulas do, from 1 on. Titles name
+Layers are counted from 0, as scalings count them, and heads from 1, as formulas do; titles name
 both ranges.
 """
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
     from ntk_alibi.models.attention_weights import AttentionWeights
 
-#: Cells along the axes of one map, and of one of many: fewer than these axes have pixels, since an
-#: image that is drawn smaller loses thin lines.
+#: Cells along the axes of a single map, and of one of many. The axes have more pixels: an image
+#: that is drawn smaller loses thin lines.
 MOST_CELLS, FEW_CELLS = 400, 128
 
-#: Maps of one picture at most.
+#: Greatest number of maps in a picture.
 MOST_MAPS = 256
 
-#: Tokens are labelled by their text if letters of this size fit, in points.
+#: Tokens have their text as labels if letters of this size fit, in points.
 LEAST_LETTERS, USUAL_LETTERS = 4.5, 8.0
 
-#: Letters of a line of the title of one of many maps at most.
+#: Greatest number of letters in a line of the title of one of many maps.
 TITLE_LETTERS = 26
 
-#: Letters of a token that are shown at most.
+#: Greatest number of letters of a token that are shown.
 LONGEST_WORD = 12
 
-#: Weights of long texts are drawn on a logarithmic scale from this share of the greatest one on.
+#: The logarithmic scale for long texts begins at this share of the greatest weight.
 LEAST_SHARE = 1e-4
 
 
@@ -64,16 +64,14 @@ def attention_map(
     """Draw the attention weights of one head of a model, patched or not, for a text.
 
     Args:
-        model: a transformers model that returns attention weights; under `patch` it returns those
-            of the scaled slopes.
+        model: a transformers model that returns attention weights, patched or not.
         tokenizer: the model's tokenizer.
-        text: text of at least one token. Tokens are labelled by their text where that fits. With
-            more than 400 tokens, a cell shows the greatest weight of several queries and keys, and
-            the colours are logarithmic.
-        layer: layer number from 0 on, as `layers` of a scaling has it; negative numbers count from
-            the end.
-        head: head number from 1 on, as formulas and all other pictures have it.
-        ax: axes to draw into; a new figure's by default.
+        text: text of at least one token. Tokens have their text as labels if that fits. With more
+            than 400 tokens, a cell shows the greatest weight of several queries and keys, and the
+            colours are logarithmic.
+        layer: the layer, counted from 0 as in `layers` of a scaling, or from the end if negative.
+        head: the head, counted from 1 as in formulas and all other pictures.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
         The axes with an image (tokens, tokens) and a colour bar; keys ahead of the query are grey.
@@ -112,21 +110,21 @@ def attention_maps(
     layers: Sequence[int] | None = (-1,),
     heads: Sequence[int] | None = None,
 ) -> Figure:
-    """Draw the attention weights of several heads of a model, under several methods side by side.
+    """Draw the attention weights of several heads of a model, with several methods side by side.
 
     Args:
         model: as for `attention_map`; to compare methods, a model that `patch` knows.
         tokenizer: the model's tokenizer.
         text: as for `attention_map`, with cells of several tokens from 128 tokens on.
-        methods: methods to compare, such as ["original", "ntk:4"]: names of the command line,
-            scalings, or None for plain ALiBi. Each is patched into the model meanwhile, instead of
-            a patch in force. By default, the model as it is.
-        layers: layer numbers from 0 on, negative ones from the end; None for all.
-        heads: head numbers from 1 on; all by default.
+        methods: methods to compare, such as ["original", "ntk:4"]: names, scalings, or None for
+            plain ALiBi. Each patches the model for its maps, in place of a patch in force. By
+            default, the model as it is.
+        layers: layers, counted from 0, or from the end if negative; None for all.
+        heads: heads, counted from 1; by default all.
 
     Returns:
-        The figure, which pyplot does not manage, with a map for each head and method in the colours
-        of one scale.
+        The figure, which pyplot does not manage, with a map for each head and method; all share
+        one scale of colours.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or there are more than 256 maps.
@@ -161,11 +159,11 @@ def attention_maps(
             if place >= len(shown):
                 axes.remove()
                 continue
-            (layer, head), number = shown[place]
-            image = _draw(axes, read, read.values[number, layer, head], norm, 5.5)
+            (layer, head), index = shown[place]
+            image = _draw(axes, read, read.values[index, layer, head], norm, 5.5)
             axes.tick_params(labelbottom=place + len(grid[0]) >= len(shown))
             title = f"layer {wanted.layers[layer]}, head {wanted.heads[head]}"
-            method = wanted.methods[number]
+            method = wanted.methods[index]
             lines = [title] if method is None else [title, wrapped(method.name, TITLE_LETTERS)]
             axes.set_title("\n".join(lines), fontsize=7)
         color_bar(image, figure.axes, _quantity(read))
@@ -176,7 +174,7 @@ def attention_maps(
 
 
 def token_labels(words: Sequence[str]) -> list[str]:
-    """Return texts of tokens that are short enough for an axis, and none of which is blank."""
+    """Return labels for tokens, short enough for an axis and never blank."""
     return [word.strip()[:LONGEST_WORD] or "␣" for word in words]
 
 
@@ -197,7 +195,7 @@ def _read(
 
 
 def _columns(heads: int, best: float) -> int:
-    """Return the divisor of the number of heads that is nearest to a number of columns."""
+    """Return the divisor of the number of heads that is nearest to the best number of columns."""
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     return min(divisors, key=lambda n: abs(math.log(n / best)))
 
@@ -205,7 +203,7 @@ def _columns(heads: int, best: float) -> int:
 def _draw(
     axes: Axes, read: AttentionWeights, values: Any, norm: Normalize, letters: float
 ) -> AxesImage:
-    """Draw one map over tokens, and label the tokens by their text where letters fit."""
+    """Draw one map, with the text of tokens as labels if the letters fit."""
     words = token_labels(read.request.words)
     tokens, end = len(words), values.shape[0] * read.step - 0.5
     image = heat(axes, values, None, norm=norm, extent=(-0.5, end, end, -0.5))
@@ -226,7 +224,7 @@ def _draw(
 
 
 def _norm(read: AttentionWeights) -> Normalize:
-    """Return the scale of all maps: linear, or logarithmic where cells hold several tokens."""
+    """Return the scale of all maps: linear, or logarithmic if a cell has several tokens."""
     from matplotlib.colors import LogNorm, Normalize
 
     greatest = float(np.nanmax(read.values))
@@ -240,6 +238,6 @@ def _quantity(read: AttentionWeights) -> str:
 
 
 def _ranges(read: AttentionWeights) -> str:
-    """Say how layers and heads are counted."""
+    """Name the ranges of layers and heads, which show how they are counted."""
     layers, heads = read.request.of
     return f"a model with layers 0-{layers - 1} and heads 1-{heads}"

@@ -1,4 +1,4 @@
-"""Pictures of slopes and biases, and of the receptive field that they leave to each head."""
+"""Pictures of slopes, of biases, and of how far each head reaches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
 
-#: Cells of all maps of a picture of biases, unless there are very many heads.
+#: Greatest number of cells of all maps of a picture, unless there are very many heads.
 MAP_CELLS = 2**22
 
 #: Scalings that `slopes` compares by default.
@@ -45,15 +45,15 @@ def slopes(
     rule: Literal["press", "geometric"] = "press",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the slopes of all heads under several scalings, from `alibi_slopes`.
+    """Draw the slopes of all heads by several scalings.
 
     Args:
         num_heads: H.
-        scalings: one scaling, several, or a mapping of labels to scalings; None stands for the
-            unscaled slopes.
-        length: number of tokens, for dynamic scalings; their training length by default.
+        scalings: one scaling, several, or a mapping of labels to scalings; None is the unscaled
+            slopes.
+        length: number of tokens, for dynamic scalings; by default, their training length.
         rule: rule of the unscaled slopes, as for `alibi_slopes`.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
         The axes with a line for each scaling, slopes on a logarithmic axis over heads 1..H.
@@ -96,12 +96,12 @@ def receptive_field(
     Args:
         biases: a bias object with num_heads and tensor(query_length, key_length), several, or a
             mapping of labels to them.
-        shares: shares of the greatest weight, each between 0 and 1; a stroke connects the nearest
-            and the farthest of their distances.
+        shares: shares of the greatest weight, each between 0 and 1; a stroke joins the nearest and
+            the farthest of their distances.
         longest: number of distances to search, from 0 on; heads that reach farther end in an arrow.
-        length: number of tokens, for dynamic scalings; the training length by default.
+        length: number of tokens, for dynamic scalings; by default, the training length.
         side: "behind" or "ahead".
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
         The axes with distances on a logarithmic axis over heads.
@@ -122,7 +122,7 @@ def receptive_field(
     with drawing(ax) as axes:
         theme = theme_of(axes)
         styles = line_styles(axes, [_kind(bias) for bias in named.values()])
-        for number, ((label, bias), look) in enumerate(zip(named.items(), styles, strict=True)):
+        for index, ((label, bias), look) in enumerate(zip(named.items(), styles, strict=True)):
             reach = np.array(
                 [
                     effects.receptive_field(
@@ -131,7 +131,7 @@ def receptive_field(
                     for s in shares
                 ]
             )
-            beside = 0.5 * ((number + 0.5) / len(named) - 0.5)
+            beside = 0.5 * ((index + 0.5) / len(named) - 0.5)
             heads = np.arange(1, reach.shape[1] + 1) + beside
             ends = np.where(np.isinf(reach), float(longest), reach)
             # Markers of later shares are hollow, which "x" cannot be.
@@ -171,10 +171,10 @@ def bias_by_distance(
     Args:
         biases: as for `receptive_field`.
         longest: number of distances, from 0 on.
-        heads: numbers of the heads to draw, from 1 on; all by default.
+        heads: the heads to draw, counted from 1; by default all.
         length: as for `receptive_field`.
         side: "behind" or "ahead".
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
         The axes with a line for each bias and head; earlier heads are paler.
@@ -222,19 +222,19 @@ def bias_maps(
     quantity: Literal["bias", "weight"] = "bias",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the bias of each head for all queries and keys, one map beside the other.
+    """Draw the bias of each head for all queries and keys, as maps side by side.
 
     Args:
         bias: an object with num_heads and tensor(query_length, key_length), such as `ALiBi`.
         query_length: Q, downwards.
-        key_length: K, to the right; Q if not given. The last query is at the last key. If there
-            are more queries and keys than pixels of the picture, every n-th is drawn.
-        heads: numbers of the heads to draw, from 1 on; all by default.
+        key_length: K, to the right; by default Q. The last query is at the last key. If a picture
+            has no pixels for all queries and keys, every n-th is drawn.
+        heads: the heads to draw, counted from 1; by default all.
         quantity: "bias", or "weight" for its exponential.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
-        The axes with one image that holds the maps of all heads in rows. Masked keys are grey.
+        The axes with one image of the maps of all heads. Masked keys are grey.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -285,7 +285,7 @@ def _check_distances(biases: Collection[Any], longest: int) -> None:
 def _sampled_maps(
     bias: Any, query_length: int, key_length: int | None, heads: Sequence[int] | None
 ) -> tuple[list[int], NDArray[np.float64]]:
-    """Return heads and their biases (heads, queries, keys), at every n-th query and key if many."""
+    """Return heads and biases (heads, queries, keys), of every n-th query and key if many."""
     queries, keys = effects.map_size(query_length, key_length)
     of_all = bias.num_heads * queries * keys
     check_most("heads x query_length x key_length", of_all, _checks.MAX_ENTRIES)
@@ -298,9 +298,9 @@ def _sampled_maps(
 
 
 def _norm(values: NDArray[np.float64]) -> Normalize | None:
-    """Return a norm that is linear up to the flattest head's maximum and logarithmic beyond.
+    """Return a scale of colours, linear up to the maximum of the flattest head, then logarithmic.
 
-    It keeps heads of very different slopes visible. Return None where a linear norm suffices.
+    So heads of very different slopes stay visible. None where a linear scale suffices.
     """
     from matplotlib.colors import SymLogNorm
 
@@ -313,7 +313,7 @@ def _norm(values: NDArray[np.float64]) -> Normalize | None:
 def _draw_sheet(
     axes: Axes, sheet: NDArray[np.float64], quantity: str, norm: Normalize | None
 ) -> None:
-    """Draw a sheet: finite numbers are cells, infinities masked keys, NaN the gaps between maps."""
+    """Draw a sheet of maps: infinities are masked keys, NaN the gaps between maps."""
     from matplotlib.colors import to_rgba
 
     image = heat(axes, sheet, quantity, norm=norm)
@@ -324,13 +324,13 @@ def _draw_sheet(
 
 
 def _length(thing: Any, length: int | None) -> int | None:
-    """Return the length to evaluate a dynamic scaling at: `length`, or its training length."""
+    """Return the length of text for a dynamic scaling: `length`, or its training length."""
     scaling = getattr(thing, "scaling", thing)
     return getattr(scaling, "train_length", None) if length is None else length
 
 
 def _at_length(things: Collection[Any], length: int | None) -> str:
-    """Say in a title at which length dynamic scalings are drawn, if there are any."""
+    """Return the part of a title that names the length for dynamic scalings, if there are any."""
     dynamic = [x for x in things if scaling_per(getattr(x, "scaling", x)) is not None]
     lengths = {_length(x, length) for x in dynamic}
     if not lengths:

@@ -1,6 +1,6 @@
 // Body of the callback that runs when the page is ready: it draws the map that is chosen, and the
 // overview. `_page` in explorer.py lists its arguments; explorer.html has the form.
-const {method: menu, numbers: slider, layer: layer_menu, head: head_menu, colours: scale_menu} =
+const {method: menu, values: slider, layer: layer_menu, head: head_menu, colours: scale_menu} =
   document.getElementById("menus").elements;
 const all = codes.data.codes;
 const size = triangle ? cells * (cells + 1) / 2 : cells * cells;
@@ -18,10 +18,10 @@ function place(row, column) {
 }
 
 function choose_method() {
-  const {rest, numbers} = methods[menu.value];
+  const {rest, values} = methods[menu.value];
   slider.max = rest.length - 1;
   slider.value = 0;
-  slider.previousElementSibling.textContent = numbers;
+  slider.previousElementSibling.textContent = values;
   slider.parentElement.hidden = rest.length === 1;
 }
 
@@ -70,7 +70,7 @@ function draw_overview() {
   overview.change.emit();
 }
 
-// A notebook's page is dark or light by its own theme, any other page by the system's.
+// A notebook's theme makes the page dark or light; elsewhere it is the system's.
 const frame = window.frameElement, system = matchMedia("(prefers-color-scheme: dark)");
 function choose_theme() {
   const light = frame?.ownerDocument.body.dataset.jpThemeLight;

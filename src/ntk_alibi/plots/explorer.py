@@ -1,8 +1,8 @@
-"""An explorer of attention weights: one HTML page of all layers and heads, without a network.
+"""An explorer of attention weights: one offline HTML page of all layers and heads.
 
-The page is Bokeh's, with Bokeh's scripts inside. It holds the weights as 16-bit logarithms, which
-`explorer.js` turns into the map that is chosen. `explorer.html` has the form and the colours of
-the page, which is as wide as its window, and light or dark as its surroundings are.
+The page is made by Bokeh, whose scripts it contains. It has the weights as 16-bit logarithms, from
+which `explorer.js` draws the chosen map. `explorer.html` is the template: the page is as wide as
+its window, and light or dark like its surroundings.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ METHODS = (
     *(f"{kind}:{factor}" for kind in ("ntk", "interpolation") for factor in (2, 4, 8)),
 )
 
-#: Suffixes of the files that a page is written to.
+#: Endings of the file of a page.
 FORMATS = (".html", ".htm")
 
-#: Numbers of a page at most, and of a page whose number of cells is chosen here: 89 MB and 11 MB.
-MOST_NUMBERS, USUAL_NUMBERS = 2**25, 2**22
+#: Greatest number of weights in a page (89 MB), and in a page whose cells are counted here (11 MB).
+MOST_WEIGHTS, USUAL_WEIGHTS = 2**25, 2**22
 
-#: Cells along an axis: at least, and as many as a screen shows.
+#: Least number of cells along an axis, and the number that a screen shows.
 FEWEST_CELLS, MOST_CELLS = 32, 512
 
 #: Cells along an axis of a map in the overview.
 THUMB = 24
 
-#: Tokens of a prompt whose text is on the axes, at most; more have no room on any screen.
+#: Greatest number of tokens with their text on the axes; no screen has room for more.
 MOST_LABELLED = 64
 
-#: Texts of the label at the pointer. Cells of several tokens have the first and the last one.
+#: Texts of the label at the pointer; a cell of several tokens shows the first and the last one.
 HOVER = """
 const cell = (at) => Math.floor((at + 0.5) / step), count = words.length;
 const first = (c) => c * step, last = (c) => Math.min((c + 1) * step, count) - 1;
@@ -68,10 +68,10 @@ return first(c) === last(c) ? text(first(c)) : `${text(first(c))} to ${text(last
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """A page that shows the attention weights of a model; notebooks display it.
+    """A page of the attention weights of a model; notebooks display it.
 
     Attributes:
-        html: the page, with all that it needs.
+        html: the whole page.
         cells: cells along an axis of a map.
         step: tokens of a cell.
     """
@@ -119,28 +119,28 @@ def explore(
 ) -> Explorer:
     """Return a page on which the attention weights of a model can be explored.
 
-    The page has an overview of all layers and heads, in which a click chooses one; menus of the
-    methods, layers and heads; a slider for the numbers of a method; and a map that shows the token
-    of query and key, their distance and the weight under the pointer.
+    The page has an overview of all layers and heads, where a click chooses one; menus for method,
+    layer and head; a slider for the values of a method; and a map that shows the tokens of query
+    and key, their distance and the weight under the pointer.
 
     Args:
-        model: a BLOOM, MPT or Falcon that `patch` knows; with methods=None, any transformers model
+        model: a BLOOM, MPT or Falcon that `patch` takes; with methods=None, any transformers model
             that returns attention weights.
         tokenizer: the model's tokenizer.
         text: text of at least one token.
-        methods: methods to choose from: names of the command line, scalings, or None for plain
-            ALiBi. Each is patched into the model meanwhile. None shows the model as it is.
-        layers: layer numbers from 0 on, as a scaling's `layers` has them; all by default.
-        heads: head numbers from 1 on, as formulas have them; all by default.
-        cells: cells along the axes of a map at most. If the text is longer, a cell shows the
-            greatest weight of several queries and keys, and the page says of how many. By default
-            as many as fit into about 11 MB.
+        methods: methods to choose from: names, scalings, or None for plain ALiBi. Each patches the
+            model for its maps. In place of a sequence, None shows the model as it is.
+        layers: layers, counted from 0 as in `layers` of a scaling; by default all.
+        heads: heads, counted from 1 as in formulas; by default all.
+        cells: greatest number of cells along the axes of a map. In longer texts, a cell shows the
+            greatest weight of several queries and keys; the page tells of how many. By default, as
+            many as fit into about 11 MB.
 
     Returns:
-        The page, which notebooks display; `.save(path)` writes it as one HTML file.
+        The page; `.save(path)` writes it as one HTML file.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the page would hold more than 2^25 weights.
+        TypeError, ValueError: an argument is wrong; the page would have more than 2^25 weights.
         ImportError: bokeh or torch is not installed.
 
     Example:
@@ -168,10 +168,9 @@ def checked(
     heads: Sequence[int] | None,
     cells: int | None,
 ) -> tuple[Request, dict[str, dict[str, Any]], int]:
-    """Return what is wanted, the groups of methods and the number of cells along an axis at most.
+    """Check arguments of `explore`; return the request, the methods by kind and the most cells.
 
-    The arguments are those of `explore`. The model may lack its weights: a command checks its
-    arguments before it loads them.
+    The model may lack its weights: a command checks its arguments before it loads them.
     """
     with _installed.needed_by("explore", "explore"):
         import bokeh  # noqa: F401
@@ -182,16 +181,16 @@ def checked(
 
 
 def _cells(cells: int | None, wanted: Request) -> int:
-    """Return how many cells an axis may have."""
-    most = math.isqrt(MOST_NUMBERS // wanted.maps)
+    """Return the greatest number of cells along an axis."""
+    most = math.isqrt(MOST_WEIGHTS // wanted.maps)
     if most < FEWEST_CELLS:
-        limit = MOST_NUMBERS // FEWEST_CELLS**2
+        limit = MOST_WEIGHTS // FEWEST_CELLS**2
         raise ValueError(
-            f"methods or layers must be fewer: a page holds at most {limit} maps of methods x "
+            f"methods or layers must be fewer: a page has at most {limit} maps of methods x "
             f"layers x heads, got {wanted.maps}"
         )
     if cells is None:
-        fitting = math.isqrt(2 * USUAL_NUMBERS // wanted.maps)  # half of a map is hidden
+        fitting = math.isqrt(2 * USUAL_WEIGHTS // wanted.maps)  # half of a map is hidden
         return min(max(fitting, FEWEST_CELLS), MOST_CELLS, most)
     number = _checks.integer("cells", cells, minimum=1)
     if number > most:
@@ -203,15 +202,15 @@ def _cells(cells: int | None, wanted: Request) -> int:
 
 
 def _groups(wanted: Request) -> dict[str, dict[str, Any]]:
-    """Return the methods by their kind, such as "ntk", with what follows it in their names."""
+    """Return the methods by kind, such as "ntk", with the rest of their names."""
     groups: dict[str, dict[str, Any]] = {}
     labels = ["as it is" if method is None else method.name for method in wanted.methods]
     for index, label in enumerate(labels):
         if label in labels[:index]:
             raise ValueError(f"methods must differ, got {label!r} twice")
         kind, _, rest = label.partition(":")
-        numbers = ":".join(parameter_names(kind)) if kind in (*STATIC, *DYNAMIC) else "options"
-        group = groups.setdefault(kind, {"numbers": numbers, "rest": [], "label": [], "index": []})
+        values = ":".join(parameter_names(kind)) if kind in (*STATIC, *DYNAMIC) else "options"
+        group = groups.setdefault(kind, {"values": values, "rest": [], "label": [], "index": []})
         group["rest"].append(rest or kind)
         group["label"].append(label)
         group["index"].append(index)
@@ -219,9 +218,9 @@ def _groups(wanted: Request) -> dict[str, dict[str, Any]]:
 
 
 def codes_of(values: NDArray[np.float32]) -> tuple[NDArray[np.uint16], bool]:
-    """Return weights as 16-bit logarithms, and whether they are those of causal maps alone.
+    """Return weights as 16-bit logarithms, and whether all maps are causal.
 
-    2048 log2(weight) + 65535 is exact to 0.02 %; 1 stands for less than 2^-32, 0 for hidden keys.
+    2048 log2(weight) + 65535 is exact to 0.02 %; 1 is any weight below 2^-32, 0 a hidden key.
     """
     rows, columns = np.tril_indices(values.shape[-1])
     causal = bool(np.isnan(values).sum() == values.size - values[..., rows, columns].size)
@@ -233,7 +232,6 @@ def codes_of(values: NDArray[np.float32]) -> tuple[NDArray[np.uint16], bool]:
 
 
 def _page(read: AttentionWeights, groups: dict[str, dict[str, Any]]) -> str:
-    """Return the page."""
     from bokeh.document import Document
     from bokeh.embed import file_html
     from bokeh.events import DocumentReady
@@ -282,7 +280,7 @@ def _source(name: str) -> str:
 
 
 def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the figure of one map, its image, its two scales of colours and their bar."""
+    """Return the figure of one map, its image, and its two scales of colours with their bar."""
     from bokeh.models import ColorBar, CustomJSHover, HoverTool, LinearColorMapper, LogColorMapper
     from bokeh.palettes import Cividis256
 
@@ -326,7 +324,7 @@ def _large(words: list[str], step: int, cells: int) -> tuple[Any, Any, dict[str,
 
 
 def _overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any, Any]:
-    """Return the figure of all maps, its image and the source of the mark in it."""
+    """Return the figure of all maps, its image, and the source of the mark on the chosen one."""
     from bokeh.models import ColumnDataSource, LinearColorMapper
     from bokeh.palettes import Cividis256
 
@@ -355,7 +353,7 @@ def _overview(layers: list[str], heads: list[str], thumb: int) -> tuple[Any, Any
 
 
 def _figure(**options: Any) -> Any:
-    """Return a figure that shows the page's ground."""
+    """Return a figure with the background of the page."""
     from bokeh.plotting import figure
 
     plot = figure(sizing_mode="stretch_both", **options)
@@ -365,7 +363,7 @@ def _figure(**options: Any) -> Any:
 
 
 def _label(axis: Any, places: Sequence[float], names: Sequence[str]) -> None:
-    """Label places of an axis by names, as many as have room."""
+    """Label an axis by names, where there is room."""
     from bokeh.models import FixedTicker, NoOverlap
 
     axis.ticker = FixedTicker(ticks=list(places))

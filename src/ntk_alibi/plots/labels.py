@@ -8,17 +8,17 @@ from typing import Any
 
 from ntk_alibi import methods
 
-#: Letters of an object's label at most.
+#: Greatest number of letters of a label.
 LONGEST_LABEL = 60
 
 
 def labelled(things: Any) -> dict[str, Any]:
-    """Return one object, several, or a mapping of labels to objects as a mapping.
+    """Return one object, several, or a mapping of labels to objects as such a mapping.
 
-    An unlabelled scaling has its name on the command line, "ntk:4"; None is "original". A bias has
-    a short repr in which its scaling has that name, or its class's name if it is full of numbers.
-    If another object has the label already, as scalings of two training lengths do, the short repr
-    is the label, or the class's name with the object's place.
+    The label of a scaling is the name of its method, such as "ntk:4" or, for None, "original". The
+    label of a bias is a short repr with that name for its scaling, or its class if the repr is
+    long. Where two objects would have one label, as scalings with different training lengths, the
+    label is the short repr, or the class and the position.
     """
     if isinstance(things, Mapping | list | tuple) and not things:
         raise ValueError(f"a picture must show at least one scaling or bias, got {things!r}")
@@ -44,13 +44,13 @@ def _label(thing: Any) -> str:
 
 
 def _brief(thing: Any, otherwise: str) -> str:
-    """Return the short repr, or another text if that has more letters than a line of a title."""
+    """Return the short repr, or another text if it would not fit into a line of a title."""
     text = _short(repr(thing))
     return text if len(text) <= LONGEST_LABEL else otherwise
 
 
 def _short(text: str) -> str:
-    """Return a repr without argument names and default values, such as `ALiBi(8)`."""
+    """Return a repr without names of arguments and usual defaults, such as `ALiBi(8)`."""
     bare = re.sub(r"\b\w+=", "", text)
     bare = re.sub(r", (None|'causal'|'sequence')(?=[,)])", "", bare)
     return re.sub(r"\.0(?=[,)])", "", bare)

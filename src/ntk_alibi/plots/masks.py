@@ -1,4 +1,4 @@
-"""Pictures of masks, and of the blocks that the kernel reads."""
+"""Pictures of masks, and of the blocks of keys that a kernel reads."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 def mask(
     query_length: int, key_length: int | None = None, *, ax: Axes | None = None, **options: Any
 ) -> Axes:
-    """Draw which keys each query sees, from the mask that `attention` applies.
+    """Draw which keys each query sees, by the mask that `attention` applies.
 
     Args:
         query_length: Q, downwards.
-        key_length: K, to the right; Q if not given. The last query is at the last key. `intervals`
-            draws longer texts.
-        ax: axes to draw into; a new figure's by default.
+        key_length: K, to the right; by default Q. The last query is at the last key. For longer
+            texts see `intervals`.
+        ax: axes to draw into; by default, a new figure.
         options: causal, window, causal_block, sink, key_padding_mask (1, keys), query_positions and
             key_positions of `attention`.
 
@@ -73,12 +73,12 @@ def mask(
 def intervals(
     query_length: int, key_length: int | None = None, *, ax: Axes | None = None, **options: Any
 ) -> Axes:
-    """Draw the keys that each query sees as intervals, for lengths at which cells are too small.
+    """Draw the keys that each query sees as intervals, for texts too long for cells.
 
     Args:
         query_length: Q, downwards.
-        key_length: K, to the right; Q if not given. The last query is at the last key.
-        ax: axes to draw into; a new figure's by default.
+        key_length: K, to the right; by default Q. The last query is at the last key.
+        ax: axes to draw into; by default, a new figure.
         options: as for `mask`.
 
     Returns:
@@ -118,15 +118,15 @@ def intervals(
 
 
 def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw the share of key blocks that the kernel read and skipped in each head.
+    """Draw the share of blocks of keys that the kernel read in each head, and skipped.
 
     Args:
         stats: from `attention(..., return_stats=True)`.
         batch: row of the batch.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
-        The axes with a bar for each head, read blocks below skipped ones, in % of visible blocks.
+        The axes with a bar for each head: read blocks below skipped ones, in % of visible blocks.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -163,7 +163,7 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
 
 
 def _options_text(options: dict[str, Any]) -> str:
-    """Describe options in words: scalars with their values, arrays by their names."""
+    """Return options as text: scalars with their values, arrays by their names."""
     scalars = {k: v for k, v in options.items() if isinstance(v, bool | int)}
     others = [k.replace("_", " ") for k, v in options.items() if k not in scalars and v is not None]
     assignments = [f"{name} = {value}" for name, value in scalars.items()]

@@ -1,4 +1,4 @@
-"""Measurements as curves and maps: accuracy by length and depth, extrapolation, and speed."""
+"""Pictures of measurements: accuracy by length and depth, extrapolation, and time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ def accuracy_map(
     Args:
         lengths: labels of the columns.
         depths: labels of the rows, from the top.
-        accuracy: (depths, lengths) between 0 and 1; NaN marks a cell without a measurement, which
-            is drawn grey.
-        ax: axes to draw into; a new figure's by default.
+        accuracy: (depths, lengths) between 0 and 1; a cell without a measurement is NaN, and grey.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
-        The axes with an image in %, each cell labelled with its number.
+        The axes with an image in %, each cell labelled with its value.
 
     Raises:
         ValueError: accuracy has another shape or is not between 0 and 1.
@@ -83,23 +82,22 @@ def extrapolation_curves(
     limits: tuple[float, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw a measured quantity over text length, beyond the length that models were trained at.
+    """Draw a measured quantity over text length, up to and beyond the training length.
 
     Args:
         lengths: text lengths in tokens.
-        values: for each label, one number per length; NaN where there is no measurement.
-        half_widths: for some of the labels, half the width of the band around each number.
-        train_length: training length in tokens, which a vertical line marks.
+        values: for each label, one value per length; NaN where there is no measurement.
+        half_widths: for some of the labels, half the width of the band around each value.
+        train_length: training length in tokens, at a vertical line.
         quantity: label of the y axis.
-        limits: numbers between which the quantity always is, such as (0, 100) for shares in %;
-            bands end there.
-        ax: axes to draw into; a new figure's by default.
+        limits: the least and the greatest possible value, such as (0, 100) for %; bands end there.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
         The axes with a line for each label over lengths on a logarithmic axis.
 
     Raises:
-        ValueError: a curve does not have one number per length.
+        ValueError: a curve does not have one value per length.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -112,12 +110,12 @@ def extrapolation_curves(
     """
     with drawing(ax) as axes:
         styles = line_styles(axes, list(values))
-        for (label, numbers), look in zip(values.items(), styles, strict=True):
-            curve = _as_many(f"values[{label!r}]", numbers, len(lengths))
+        for (label, measured), look in zip(values.items(), styles, strict=True):
+            curve = _curve(f"values[{label!r}]", measured, len(lengths))
             axes.plot(lengths, curve, label=label, **look)
             if half_widths and label in half_widths:
                 name = f"half_widths[{label!r}]"
-                width = _as_many(name, half_widths[label], len(lengths))
+                width = _curve(name, half_widths[label], len(lengths))
                 band(axes, lengths, curve, width, look["color"], limits)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
@@ -142,17 +140,17 @@ def benchmark_curves(
 
     Args:
         lengths: text lengths in tokens.
-        seconds: for each label, one number per length, None where there is no measurement.
+        seconds: for each label, one value per length, None where there is no measurement.
         ours: labels to emphasise; they share one hue, stronger for later ones.
-        baseline: label of the curve to compare with, drawn dashed in the colour of text.
+        baseline: label of the curve to compare with, dashed in the colour of text.
         limit: lower bound of the seconds at each length, from the machine's peak.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
         The axes with a line in ms for each label that has a measurement.
 
     Raises:
-        ValueError: a curve does not have one number per length.
+        ValueError: a curve does not have one value per length.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -167,8 +165,8 @@ def benchmark_curves(
     ]
     with drawing(ax) as axes:
         theme = theme_of(axes)
-        for (label, numbers), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
-            curve = 1e3 * _as_many(f"seconds[{label!r}]", numbers, len(lengths))
+        for (label, measured), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
+            curve = 1e3 * _curve(f"seconds[{label!r}]", measured, len(lengths))
             if np.isnan(curve).all():
                 continue
             if label in ours:
@@ -179,7 +177,7 @@ def benchmark_curves(
                 look |= {"linewidth": 1.0, "markersize": 4}
             axes.plot(lengths, curve, label=label, **look)
         if limit is not None:
-            least = 1e3 * _as_many("limit", limit, len(lengths))
+            least = 1e3 * _curve("limit", limit, len(lengths))
             label = "all pairs at the machine's peak"
             axes.plot(lengths, least, color=theme.quiet, linestyle=":", label=label)
         axes.set_xscale("log", base=2)
@@ -192,9 +190,9 @@ def benchmark_curves(
     return axes
 
 
-def _as_many(name: str, numbers: Any, count: int) -> NDArray[np.float64]:
-    """Return `count` numbers as an array, with NaN for None."""
-    array = np.array(list(numbers), np.float64)
+def _curve(name: str, values: Any, count: int) -> NDArray[np.float64]:
+    """Return the `count` values of a curve as an array, with NaN for None."""
+    array = np.array(list(values), np.float64)
     if array.shape != (count,):
-        raise ValueError(f"{name} must be {count} numbers, got {array.size} ({numbers!r})")
+        raise ValueError(f"{name} must have {count} values, got {array.size} ({values!r})")
     return array

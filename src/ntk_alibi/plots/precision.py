@@ -22,10 +22,10 @@ def rounded_positions(
     Args:
         rounded: a mapping from dtype names to (positions, rounded positions), such as
             `ntk_alibi.precision.last_positions` returns.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
-        The axes that hold the picture.
+        The axes.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -45,11 +45,11 @@ def rounded_positions(
     for label, pair in rounded.items():
         name = f"rounded[{label!r}]"
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(f"{name} must be a pair of rows of numbers, got {pair!r}")
-        first, second = (_numbers(name, row) for row in pair)
+            raise TypeError(f"{name} must be a pair of one-dimensional arrays, got {pair!r}")
+        first, second = (_values(name, row) for row in pair)
         if len(first) != len(second):
             raise ValueError(
-                f"{name} must be two rows of one length, got {len(first)} and {len(second)} numbers"
+                f"{name} must be two arrays of one length, got {len(first)} and {len(second)}"
             )
         points[label] = first, second
     with drawing(ax) as axes:
@@ -65,10 +65,10 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
     Args:
         shares: a mapping from dtype names to {window: share}, with shares such as
             `ntk_alibi.precision.exact_fraction` returns.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
-        The axes that hold the picture.
+        The axes.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -85,7 +85,7 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
     _check_labels("shares", shares)
     for name, points in shares.items():
         _check_labels(f"shares[{name!r}]", points)
-        _numbers(f"shares[{name!r}]", list(points.values()))
+        _values(f"shares[{name!r}]", list(points.values()))
     with drawing(ax) as axes:
         for (name, points), look in zip(
             shares.items(), line_styles(axes, list(shares)), strict=True
@@ -105,10 +105,10 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
     Args:
         rows: a mapping from names to biases (keys,), the newest key last, such as
             `ntk_alibi.precision.alibi_row` returns.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
-        The axes that hold the picture.
+        The axes.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -123,7 +123,7 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
         >>> plt.close(ax.figure)
     """
     _check_labels("rows", rows)
-    points = {name: _numbers(f"rows[{name!r}]", row) for name, row in rows.items()}
+    points = {name: _values(f"rows[{name!r}]", row) for name, row in rows.items()}
     with drawing(ax) as axes:
         _dots(axes, {name: (np.arange(1 - row.size, 1), row) for name, row in points.items()})
         finish(axes, "Bias of one query", "key position relative to the query", "bias")
@@ -132,26 +132,26 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
 
 
 def _check_labels(name: str, value: Any) -> None:
-    """Check a mapping from labels to what each curve shows."""
+    """Check a mapping from labels to curves."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a mapping from labels to numbers, got {value!r}")
+        raise TypeError(f"{name} must be a mapping from labels to values, got {value!r}")
     if not value:
         raise ValueError(f"{name} must have at least one label, got {value!r}")
 
 
-def _numbers(name: str, value: Any) -> NDArray[np.float64]:
-    """Return an argument that must be a row of numbers."""
+def _values(name: str, value: Any) -> NDArray[np.float64]:
+    """Return an argument as an array of one dimension."""
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError):
         array = np.zeros(())
     if array.ndim != 1:
-        raise TypeError(f"{name} must be a row of numbers, got {value!r}")
+        raise TypeError(f"{name} must be a one-dimensional array, got {value!r}")
     return array
 
 
 def _dots(axes: Axes, points: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
-    """Scatter point sets; later ones get smaller dots, so that earlier ones stay visible below."""
+    """Draw sets of points; later ones have smaller dots, so that earlier ones stay visible."""
     looks = line_styles(axes, list(points))
     for place, ((name, (x, y)), look) in enumerate(zip(points.items(), looks, strict=True)):
         axes.scatter(x, y, s=24.0 / 3**place, color=look["color"], label=name)

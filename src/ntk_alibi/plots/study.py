@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame, Series
 
-#: Letters of a line of the title of one map at most.
+#: Greatest number of letters in a line of the title of a map.
 TITLE_LETTERS = 27
 
 
 def _frames(value: Any, *needed: str) -> list[DataFrame]:
-    """Return frames of the summary of a study, which has lists in their place if JSON held it."""
+    """Return frames of a study's summary; a summary from JSON has lists in their place."""
     with _installed.needed_by("a picture of a study"):
         import pandas as pd
     if not isinstance(value, Mapping):
@@ -96,7 +96,7 @@ def accuracy_curves(
         task: a task of the summary, "lines" or "topics".
         by: "length" of the record, with 95 % intervals, or "distance" from the question back to the
             answer, for records of all lengths together.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
         The axes with a line for each method, accuracy in % over training lengths.
@@ -147,14 +147,15 @@ def accuracy_curves(
 
 
 def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axes:
-    """Draw how much each method of a study changes the log perplexity of prose, by position.
+    """Draw by position how much each method of a study changes the log perplexity of prose.
 
     Args:
         summary: from `ntk_alibi.evaluation.comparing.summary.summarise`, of a study with prose.
-        ax: axes to draw into; a new figure's by default.
+        ax: axes to draw into; by default, a new figure.
 
     Returns:
-        The axes with nats per token above the first method and 95 % bands, x in training lengths.
+        The axes with nats per token minus the first method's, with 95 % bands, over training
+        lengths.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -182,7 +183,7 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
             band(axes, middles, difference, cells["half_width"], look["color"])
         mark_training_length(axes, 1)
         first = next(iter(summary["methods"]))
-        title = f"prose: log perplexity minus that of {first} (band: 95 %, paired)"
+        title = f"prose: log perplexity, difference from {first} (band: 95 %, paired)"
         finish(axes, title, "position / training length", "nats per token")
         legend(axes, ncols=4)
     return axes
@@ -199,7 +200,7 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         without records are grey.
 
     Raises:
-        ValueError: the study has no results by depth, as those of prose alone.
+        ValueError: the study has no results by depth, such as one of prose alone.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -244,7 +245,7 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
 
 
 def _methods(axes: Axes, summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return name and line style of each method of a study."""
+    """Return the name and the line style of each method of a study."""
     names = list(summary["methods"])
     styles = line_styles(axes, [name.partition(":")[0] for name in names])
     return [(name, {**look, "markersize": 4}) for name, look in zip(names, styles, strict=True)]

@@ -1,4 +1,4 @@
-"""The style of all pictures: three themes, colours for any colour vision, and drawing helpers."""
+"""The style of all pictures: themes, colours for any colour vision, axes, legends and bars."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Theme:
 
     Attributes:
         background: colour of figure and axes.
-        text: colour of text and of curves without a hue.
+        text: colour of text, and of curves without a hue.
         ticks: colours of the labels of ticks, at the x axis and at the y axis.
-        quiet: colour of lines and ticks that only guide the eye.
-        hidden: colour of cells without a number: masked keys, missing measurements.
-        lift: how far hues are lightened, from 0 to 1.
+        quiet: colour of lines and ticks that guide the eye.
+        hidden: colour of cells without a value: masked keys, missing measurements.
+        lift: how much hues are lightened, from 0 to 1.
     """
 
     background: str
@@ -39,25 +39,25 @@ class Theme:
     lift: float
 
 
-#: A transparent picture is read on white and on black: its grey has the same contrast to both. In
-#: JupyterLab, matplotlib asks for a ground where all labels of ticks are lighter than #7f7f7f, or
-#: all are darker; so there are some of each.
+#: A transparent picture is shown on white and on black, so its grey has the same contrast to both.
+#: JupyterLab gives a picture a background if all labels of its ticks are lighter than #7f7f7f, or
+#: all are darker, so there are some of each.
 THEMES = {
     "light": Theme("#ffffff", "#1c1e21", ("#1c1e21", "#1c1e21"), "#7a7f87", "#d8dade", 0.0),
     "dark": Theme("#16181c", "#eceef1", ("#eceef1", "#eceef1"), "#9298a1", "#3c4048", 0.3),
     "transparent": Theme("none", "#797979", ("#797979", "#808080"), "#868a90", "#80808050", 0.12),
 }
 
-#: Okabe and Ito 2008 (jfly.uni-koeln.de/color): hues that differ for any colour vision. The last
-#: two are not theirs.
+#: Hues that differ for any colour vision, by Okabe and Ito 2008 (jfly.uni-koeln.de/color), and two
+#: more.
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#7F63B8")
 MARKERS = "osvD^Pd"
 
-#: Colour map that is readable for any colour vision and in greyscale.
+#: A colour map for any colour vision, also in greyscale.
 HEAT = "cividis"
 
-#: Hue, marker and line of each kind of scaling. Dynamic scalings are dashed, so that a curve below
-#: them stays visible where both agree.
+#: Hue, marker and line of each kind of method. Dynamic ones are dashed, so that a curve below them
+#: stays visible where both agree.
 KINDS = {
     "interpolation": (HUES[1], "v", "-"),
     "ntk": (HUES[0], "o", "-"),
@@ -68,7 +68,7 @@ KINDS = {
     "knee": (HUES[7], ">", "-."),
 }
 
-#: Lines of the second method of a kind and of later ones: on another curve, both stay visible.
+#: Lines of the second method of a kind and later ones, which stay visible where curves agree.
 REPEATED_LINES = (":", "-.", "-")
 
 
@@ -77,9 +77,9 @@ def style(theme: Literal["light", "dark", "transparent"] = "light") -> Iterator[
     """Set the style of everything drawn in the block, including axes that the caller makes.
 
     Args:
-        theme: "light", "dark", or "transparent", which has no ground and is read on light and on
-            dark pages. Pictures outside of a block are transparent, unless matplotlib's settings
-            have a ground of their own.
+        theme: "light", "dark", or "transparent", which has no background and suits light and dark
+            pages. Outside of a block pictures are transparent, unless matplotlib's settings have
+            another background than its default.
 
     Raises:
         ValueError: theme is none of these.
@@ -99,8 +99,8 @@ def style(theme: Literal["light", "dark", "transparent"] = "light") -> Iterator[
     with matplotlib.rc_context(_settings(colors)):
         yield
         interactive = matplotlib.is_interactive()
-    # The first figure loads the backend. That of notebooks turns interactive mode on and shows
-    # nothing without it, but rc_context would reset it.
+    # The first figure loads the backend. In notebooks it turns interactive mode on, without which
+    # nothing is shown, but rc_context would reset it.
     matplotlib.interactive(interactive)
 
 
@@ -136,19 +136,19 @@ def _settings(theme: Theme) -> dict[str, Any]:
     }
 
 
-#: Cells that a picture may show; more take minutes to draw, and no screen has as many.
+#: Greatest number of cells of a picture; more take minutes to draw, and no screen has as many.
 MOST_CELLS = 2**24
 
 
 def check_most(what: str, count: int, limit: int) -> None:
-    """Check a number of numbers or cells before they are computed."""
+    """Refuse a picture of too many values or cells before they are computed."""
     if count > limit:
         raise ValueError(f"{what} must be at most {limit} in a picture, got {count}")
 
 
 @contextmanager
 def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
-    """Yield the caller's axes or new ones, with the style of their theme set."""
+    """Yield the given axes or new ones, in the style of their theme."""
     _matplotlib()
     if ax is not None and not hasattr(ax, "get_xlabel"):
         raise TypeError(f"ax must be one matplotlib Axes, or None, got {type(ax).__name__}")
@@ -168,7 +168,7 @@ def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iter
 
 
 def _colour_ticks(ax: Axes) -> None:
-    """Give ticks the colours of the theme, which matplotlib reads late, after the style's block."""
+    """Set the colours of ticks, which matplotlib would read after the block of the style."""
     theme = theme_of(ax)
     for axis, labels in zip((ax.xaxis, ax.yaxis), theme.ticks, strict=True):
         axis.set_tick_params(which="both", color=theme.quiet, labelcolor=labels)
@@ -176,7 +176,7 @@ def _colour_ticks(ax: Axes) -> None:
 
 @contextmanager
 def drawing_figure() -> Iterator[type[Figure]]:
-    """Yield the constructor of figures that pyplot does not manage, with the style set."""
+    """Yield the class of figures that pyplot does not manage, with the style set."""
     _matplotlib()
     with style(_theme_name(None)):
         from matplotlib.figure import Figure
@@ -185,7 +185,7 @@ def drawing_figure() -> Iterator[type[Figure]]:
 
 
 def theme_of(ax: Axes) -> Theme:
-    """Return the theme that suits the background of axes."""
+    """Return the theme for the background of axes."""
     return THEMES[_theme_name(ax)]
 
 
@@ -207,7 +207,7 @@ def _theme_name(ax: Axes | None) -> Literal["light", "dark", "transparent"]:
 
 
 def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
-    """Set title and axis labels, except those that the caller has already set."""
+    """Set title and axis labels that are not set yet."""
     if not ax.get_title():
         ax.set_title(title)
     ax.set_xlabel(ax.get_xlabel() or xlabel)
@@ -215,9 +215,9 @@ def finish(ax: Axes, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def wrapped(text: str, letters: int) -> str:
-    """Return a title in lines of at most about so many letters.
+    """Break a title into lines of at most about so many letters.
 
-    They break at spaces, and behind colons of words that are longer, such as methods' names.
+    Lines break at spaces, and after colons in longer words, such as names of methods.
     """
     words = [word if len(word) <= letters else word.replace(":", ":\0 ") for word in text.split()]
     lines = textwrap.wrap(" ".join(words), letters, break_long_words=False, break_on_hyphens=False)
@@ -231,7 +231,7 @@ def head_axis(ax: Axes, heads: int) -> None:
 
 
 def integer_ticks(*sides: Axis, most: int = 12) -> None:
-    """Put ticks at integers only, at most about so many of them."""
+    """Put at most about so many ticks, at integers only."""
     from matplotlib.ticker import MaxNLocator
 
     for side in sides:
@@ -239,7 +239,7 @@ def integer_ticks(*sides: Axis, most: int = 12) -> None:
 
 
 def legend(ax: Axes, *, ncols: int = 2, below: float = -0.17) -> None:
-    """Put a legend below the axes, where it covers nothing, if there are several labels."""
+    """Put a legend below the axes if there are several labels."""
     handles, labels = ax.get_legend_handles_labels()
     if len(labels) > 1:
         ax.legend(
@@ -263,7 +263,7 @@ def shared_legend(figure: Figure, *, ncols: int) -> None:
 
 
 def heat(ax: Axes, values: Any, label: str | None, **options: Any) -> AxesImage:
-    """Draw numbers as colours, NaN as hidden cells, with a colour bar if there is a label."""
+    """Draw values as colours, NaN as hidden cells, and a colour bar if there is a label."""
     import matplotlib
     import numpy as np
 
@@ -277,7 +277,7 @@ def heat(ax: Axes, values: Any, label: str | None, **options: Any) -> AxesImage:
 
 
 def color_bar(image: AxesImage, beside: Sequence[Axes], label: str) -> None:
-    """Draw the colour bar of an image beside the axes that share its colours."""
+    """Draw a colour bar beside the axes that share the colours of an image."""
     figure = beside[0].get_figure()
     assert figure is not None
     bar = figure.colorbar(image, ax=beside, label=label)
@@ -293,7 +293,7 @@ def band(
     color: Any,
     limits: tuple[float, float] | None = None,
 ) -> None:
-    """Draw a pale band of the given half-width around a curve, within limits."""
+    """Draw a pale band around a curve, within limits."""
     low, high = middle - half_width, middle + half_width
     if limits is not None:
         low, high = (edge.clip(*limits) for edge in (low, high))
@@ -308,9 +308,9 @@ def mark_training_length(ax: Axes, x: float) -> None:
 def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Return a colour, marker and line style for each of several kinds of methods.
 
-    "original" gets the colour of text, a kind of `KINDS` gets its hue, and any other kind gets the
-    next free hue. Several of the same kind have their hue mixed with the colour of text, up to half
-    of it, and all but the first another marker and line.
+    "original" has the colour of text, a kind of `KINDS` its hue, and any other kind the next free
+    hue. Several methods of one kind mix its hue with up to half of the colour of text; all but the
+    first one have another marker and line.
     """
     theme = theme_of(ax)
     reserved = [KINDS[kind] for kind in kinds if kind in KINDS]
@@ -318,14 +318,14 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
     free_markers = [marker for marker in MARKERS if marker not in {look[1] for look in reserved}]
     result: list[dict[str, Any]] = []
     others = repeated = 0
-    for number, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
         strength = 1.0
         if kind == "original":
             result.append({"color": theme.text, "marker": "x", "linestyle": "-"})
             continue
         if kind in KINDS:
             hue, marker, line = KINDS[kind]
-            before, after = kinds[:number].count(kind), kinds[number + 1 :].count(kind)
+            before, after = kinds[:index].count(kind), kinds[index + 1 :].count(kind)
             strength = 1.0 - 0.5 * before / max(1, before + after)
             if before:
                 line = REPEATED_LINES[(before - 1) % len(REPEATED_LINES)]
@@ -344,9 +344,9 @@ def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:
 def mixed(
     hue: str, theme: Theme, strength: float, into: str | None = None
 ) -> tuple[float, float, float, float]:
-    """Return a hue blended into a colour: strength 1 is the pure hue.
+    """Mix a hue into a colour, by default the background; strength 1 is the pure hue.
 
-    The colour is the theme's background by default. Hues of darker themes are lighter.
+    Darker themes lighten hues.
     """
     from matplotlib.colors import to_rgb, to_rgba
 

@@ -113,8 +113,8 @@ def test_other_lines_have_names_of_no_training_record(tokenizer: Any) -> None:
     (document,) = datasets.retrieval("other-lines", [2048], records=1)["test"]
     names = re.findall(r"^line (\S+):", document["text"], re.M)
     assert len(names) > 50
-    known = {*words.ADJECTIVES, *words.NOUNS}
-    assert not known & {word for name in names for word in name.split("-")}
+    trained = {*words.ADJECTIVES, *words.NOUNS}
+    assert not trained & {word for name in names for word in name.split("-")}
     assert len(set(words.OTHER_LINE_NAMES)) == len(set(words.LINE_NAMES)) == 4096
 
 

@@ -1,4 +1,4 @@
-"""StretchedLM against the harness's HFLM, whatever contexts end in, and against transformers."""
+"""StretchedLM against the harness's HFLM, for any end of a context, and against transformers."""
 
 from __future__ import annotations
 

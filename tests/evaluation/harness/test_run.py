@@ -134,7 +134,7 @@ def test_a_length_without_prompts_is_no_score() -> None:
 def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command draws and scores prompts; loaded tasks have the same prompts.
 
-    The harness searches RULER's tasks only; those of `test_processes` search all.
+    The harness searches RULER's tasks only; `test_processes` searches all.
     """
     for package in ("nltk", "wonderwords"):
         pytest.importorskip(package, reason="RULER needs pip install 'ntk-alibi[ruler]'")

@@ -1,4 +1,4 @@
-"""The sentence about a study says what its results say, and no more."""
+"""The sentence about a study is what its results show, and no more."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def study(**percents: tuple[int, int, int]) -> dict[str, Any]:
     names = {name: name.replace("_", ":") for name in percents}
     entries = []
     for name, found in percents.items():
-        for multiple, numbers in ((1.0, (100, 90, 100)), (16.0, found)):
-            shares = zip(("accuracy", "low", "high"), numbers, strict=True)
+        for multiple, figures in ((1.0, (100, 90, 100)), (16.0, found)):
+            shares = zip(("accuracy", "low", "high"), figures, strict=True)
             of = {"task": "lines", "method": names[name], "multiple": multiple}
             entries.append({**of, **{key: percent / 100 for key, percent in shares}})
     frame = pd.DataFrame(entries, columns=["task", "method", "multiple", "accuracy", "low", "high"])

@@ -25,7 +25,7 @@ METHODS = (
 
 
 def study(*methods: str, multiples: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0)) -> Any:
-    """Return a study whose numbers are as long as they get."""
+    """Return a study whose figures have as many digits as they can."""
     of = {"task": "lines", "cases": 256, "accuracy": 1.0, "low": 0.94, "high": 1.0}
     of |= {"gain": -1.0, "gain_half_width": 0.12, "nats": 2.5, "difference": 0.01}
     of |= {"half_width": 0.044}

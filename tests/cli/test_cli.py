@@ -40,7 +40,7 @@ def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])
-def test_slopes_per_query_are_those_of_the_last_query(
+def test_slopes_per_query_show_the_last_query(
     form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["slopes", "8", "--length", "8192", "--format", form, "--method"]
@@ -131,7 +131,7 @@ def test_eval(
 
 
 @pytest.mark.slow  # needs the evaluation harness
-def test_what_the_demo_says_to_type_next_runs(
+def test_the_next_command_of_the_demo_runs(
     tiny_checkpoint: Path,
     in_tmp: Path,
     capsys: pytest.CaptureFixture[str],
@@ -252,7 +252,7 @@ def test_tune_warns_that_a_length_is_within_the_training_length(
 
 
 @pytest.mark.slow  # needs the evaluation harness
-def test_tune_says_that_its_choice_is_contradicted_and_prints_no_nan(
+def test_tune_warns_of_a_contradicted_choice_and_prints_no_nan(
     tiny_checkpoint: Path,
     in_tmp: Path,
     capsys: pytest.CaptureFixture[str],

@@ -82,7 +82,7 @@ def test_stored_studies_are_printed_in_a_format(
     assert "pictures:" not in found
 
 
-def test_stored_numbers_without_an_interval_are_null(
+def test_stored_values_without_an_interval_are_null(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nats = [{**entry, "half_width": None} for entry in summary()["perplexity"]]

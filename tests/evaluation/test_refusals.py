@@ -140,7 +140,7 @@ def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> 
 
 
 @pytest.mark.parametrize(("change", "error", "message"), OF_STUDIES)
-def test_what_is_no_study_is_named_before_any_work(
+def test_wrong_arguments_of_a_study_are_named_before_any_work(
     change: dict[str, Any],
     error: type[Exception],
     message: str,

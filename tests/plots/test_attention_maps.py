@@ -51,7 +51,7 @@ def test_a_cell_of_a_long_text_shows_the_greatest_weight(tokens: int) -> None:
     assert axes.get_xlim() == (-0.5, tokens - 0.5)
 
 
-def test_heads_and_methods_stand_side_by_side() -> None:
+def test_heads_and_methods_are_side_by_side() -> None:
     model, text = random_model(), "in the beginning"
     figure = plots.attention_maps(
         model, Letters(), text, methods=[None, "ntk:8", na.Knee(4, 2.0)], heads=[1, 4], layers=None

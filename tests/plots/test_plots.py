@@ -62,7 +62,7 @@ def test_lines_are_told_apart_without_colours() -> None:
     assert len({look["marker"] for look in same}) == 2
 
 
-def test_slopes_are_those_of_the_package() -> None:
+def test_slopes_agree_with_alibi_slopes() -> None:
     scalings = {"a": None, "b": na.NTK(2.0), "c": na.DynamicNTK(2.0, 512, per="query")}
     lines = plots.slopes(12, scalings, length=1024).get_lines()
     assert [line.get_label() for line in lines] == ["a", "b", "c"]

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ntk_alibi.plots.style import (
     band,
+    checked_curve,
     drawing,
     finish,
     heat,
@@ -111,11 +112,11 @@ def extrapolation_curves(
     with drawing(ax) as axes:
         styles = line_styles(axes, list(values))
         for (label, measured), look in zip(values.items(), styles, strict=True):
-            curve = _curve(f"values[{label!r}]", measured, len(lengths))
+            curve = checked_curve(f"values[{label!r}]", measured, len(lengths))
             axes.plot(lengths, curve, label=label, **look)
             if half_widths and label in half_widths:
                 name = f"half_widths[{label!r}]"
-                width = _curve(name, half_widths[label], len(lengths))
+                width = checked_curve(name, half_widths[label], len(lengths))
                 band(axes, lengths, curve, width, look["color"], limits)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
@@ -166,7 +167,7 @@ def benchmark_curves(
     with drawing(ax) as axes:
         theme = theme_of(axes)
         for (label, measured), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
-            curve = 1e3 * _curve(f"seconds[{label!r}]", measured, len(lengths))
+            curve = 1e3 * checked_curve(f"seconds[{label!r}]", measured, len(lengths))
             if np.isnan(curve).all():
                 continue
             if label in ours:
@@ -177,7 +178,7 @@ def benchmark_curves(
                 look |= {"linewidth": 1.0, "markersize": 4}
             axes.plot(lengths, curve, label=label, **look)
         if limit is not None:
-            least = 1e3 * _curve("limit", limit, len(lengths))
+            least = 1e3 * checked_curve("limit", limit, len(lengths))
             label = "all pairs at the machine's peak"
             axes.plot(lengths, least, color=theme.quiet, linestyle=":", label=label)
         axes.set_xscale("log", base=2)
@@ -188,11 +189,3 @@ def benchmark_curves(
         finish(axes, "Time", "tokens", "ms")
         legend(axes, below=-0.26)
     return axes
-
-
-def _curve(name: str, values: Any, count: int) -> NDArray[np.float64]:
-    """Return the `count` values of a curve as an array, with NaN for None."""
-    array = np.array(list(values), np.float64)
-    if array.shape != (count,):
-        raise ValueError(f"{name} must have {count} values, got {array.size} ({values!r})")
-    return array

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ntk_alibi.plots.style import drawing, finish, legend, line_styles
+from ntk_alibi.plots.style import checked_curve, drawing, finish, legend, line_styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def rounded_positions(
         name = f"rounded[{label!r}]"
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(f"{name} must be a pair of one-dimensional arrays, got {pair!r}")
-        first, second = (_values(name, row) for row in pair)
+        first, second = (checked_curve(name, row) for row in pair)
         if len(first) != len(second):
             raise ValueError(
                 f"{name} must be two arrays of one length, got {len(first)} and {len(second)}"
@@ -85,7 +85,7 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
     _check_labels("shares", shares)
     for name, points in shares.items():
         _check_labels(f"shares[{name!r}]", points)
-        _values(f"shares[{name!r}]", list(points.values()))
+        checked_curve(f"shares[{name!r}]", list(points.values()))
     with drawing(ax) as axes:
         for (name, points), look in zip(
             shares.items(), line_styles(axes, list(shares)), strict=True
@@ -123,7 +123,7 @@ def alibi_rows(rows: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
         >>> plt.close(ax.figure)
     """
     _check_labels("rows", rows)
-    points = {name: _values(f"rows[{name!r}]", row) for name, row in rows.items()}
+    points = {name: checked_curve(f"rows[{name!r}]", row) for name, row in rows.items()}
     with drawing(ax) as axes:
         _dots(axes, {name: (np.arange(1 - row.size, 1), row) for name, row in points.items()})
         finish(axes, "Bias of one query", "key position relative to the query", "bias")
@@ -137,17 +137,6 @@ def _check_labels(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a mapping from labels to values, got {value!r}")
     if not value:
         raise ValueError(f"{name} must have at least one label, got {value!r}")
-
-
-def _values(name: str, value: Any) -> NDArray[np.float64]:
-    """Return an argument as an array of one dimension."""
-    try:
-        array = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        array = np.zeros(())
-    if array.ndim != 1:
-        raise TypeError(f"{name} must be a one-dimensional array, got {value!r}")
-    return array
 
 
 def _dots(axes: Axes, points: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ntk_alibi import _checks, _installed
 
 if TYPE_CHECKING:
@@ -146,6 +149,19 @@ def check_most(what: str, count: int, limit: int) -> None:
         raise ValueError(f"{what} must be at most {limit} in a picture, got {count}")
 
 
+def checked_curve(name: str, values: Any, count: int | None = None) -> NDArray[np.float64]:
+    """Return the values of a curve as an array, with NaN for None; check how many they are."""
+    try:
+        array = np.array(list(values), np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if array.ndim != 1:
+        raise TypeError(f"{name} must be a one-dimensional array, got {values!r}")
+    if count is not None and array.size != count:
+        raise ValueError(f"{name} must have {count} values, got {array.size} ({values!r})")
+    return array
+
+
 @contextmanager
 def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
     """Yield the given axes or new ones, in the style of their theme."""
@@ -265,7 +281,6 @@ def shared_legend(figure: Figure, *, ncols: int) -> None:
 def heat(ax: Axes, values: Any, label: str | None, **options: Any) -> AxesImage:
     """Draw values as colours, NaN as hidden cells, and a colour bar if there is a label."""
     import matplotlib
-    import numpy as np
 
     shown = np.ma.masked_invalid(values)
     colormap = matplotlib.colormaps[HEAT].with_extremes(bad=theme_of(ax).hidden)

@@ -156,7 +156,7 @@ def test_the_command_of_a_cell_gives_it_again(
     assert results["config"]["versions"] == found["settings"]["ntk:2"]["versions"]
 
 
-def test_nats_are_those_of_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_nats_agree_with_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
     plan = replace(PLAN, methods=("original",), line_records=0, topic_records=0, prose_windows=1)
     found = length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
@@ -180,7 +180,7 @@ def test_a_window_of_prose_is_from_one_text() -> None:
     assert ["".join(map(chr, w)) for w in windows] == ["aaa", "ccc", "ddd", "ddd"]
 
 
-def test_windows_of_prose_follow_each_other_and_only_what_they_hold_is_encoded() -> None:
+def test_windows_of_prose_follow_each_other_and_nothing_else_is_encoded() -> None:
     paragraphs = [f"{number:03d}" for number in range(200)]
     asked: list[str] = []
 

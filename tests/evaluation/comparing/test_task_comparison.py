@@ -75,7 +75,7 @@ def test_compare(tiny_checkpoint: Path, tmp_path: Path) -> None:
     assert not hasattr(lm.model.transformer, "_ntk_alibi_settings")
 
 
-def test_published_figures_have_a_column_of_their_own() -> None:
+def test_published_figures_have_a_column() -> None:
     row = {"task": "longeval_topics_5", "metric": "accuracy", "cases": 50, "value": 0.5}
     rows = [
         {**row, "method": m, "low": 0.4, "high": 0.6, "published": p}

@@ -33,12 +33,12 @@ def test_retrieval_decides() -> None:
     assert tuning.choose(right(0.2, 0.5, 0.9), nats, ALL) == 2
 
 
-def test_perplexity_decides_among_those_that_retrieve_alike() -> None:
+def test_perplexity_decides_where_retrieval_is_equal() -> None:
     nats = np.array([[2.0, 2.0], [2.2, 2.2], [2.1, 2.1]])
     assert tuning.choose(right(0.2, 0.9, 0.9), nats, ALL) == 2
 
 
-def test_how_sure_it_is() -> None:
+def test_the_shares_of_choices_show_how_sure_the_choice_is() -> None:
     nats = np.array([[2.0], [2.1]])
     assert tuning.choice_shares(right(0.2, 0.9), nats, 0) == [0.0, 1.0]
     rng = np.random.default_rng(0)
@@ -144,7 +144,7 @@ def test_a_small_budget_tries_ntk_first(length: int) -> None:
     assert tuning.Search(length, 2048, budget=2).candidates == tried[:2]
 
 
-def test_a_choice_that_held_out_records_contradict_is_known() -> None:
+def test_a_contradicted_choice_is_found() -> None:
     pair = {"method": "flat:2", "against": "original", "gain": 0.5, "gain_half_width": 0.1}
     ntk = pair | {"against": "ntk:2", "gain": -0.2}
     assert tuning.contradicting_methods({"paired": pd.DataFrame([pair, ntk])}) == ["ntk:2"]

@@ -54,7 +54,7 @@ def test_tasks_of_records_load(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_answer_stands_where_the_document_says(tokenizer: Any, kind: str) -> None:
+def test_the_answer_is_at_its_place_in_the_document(tokenizer: Any, kind: str) -> None:
     documents = datasets.retrieval(kind, [1000, 1500], records=2, seed=3)["test"]
     assert [document["length"] for document in documents] == [1000, 1000, 1500, 1500]
     for document in documents:
@@ -74,7 +74,7 @@ def test_the_answer_stands_where_the_document_says(tokenizer: Any, kind: str) ->
             assert document["tokens"][i] == len(tokenizer(answer)["input_ids"])
 
 
-def test_lines_are_those_of_the_generator(tokenizer: Any) -> None:
+def test_lines_equal_the_generators(tokenizer: Any) -> None:
     document = datasets.retrieval("lines", [2048], records=1, questions=32)["test"][0]
     rng = np.random.default_rng([datasets.SEED, *b"lines/1/0"])
     case = Lines(32).case(encoder(tokenizer), 2048, rng)
@@ -82,7 +82,7 @@ def test_lines_are_those_of_the_generator(tokenizer: Any) -> None:
     assert document["distances"] == case.distances
 
 
-def test_generated_answers_are_those_of_the_records() -> None:
+def test_generated_answers_are_in_the_records() -> None:
     whole = datasets.retrieval("topics", [900], records=3, questions=1)["test"]
     prompts = datasets.single_questions("topics", [900], records=3)["test"]
     for document, prompt in zip(whole, prompts, strict=True):
@@ -183,7 +183,7 @@ def test_a_sliding_window_is_no_longer_than_its_context(tokenizer: Any) -> None:
         assert i == 0 or seen >= 48
 
 
-def test_prose_of_ones_own(tmp_path: Path) -> None:
+def test_prose_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("It was so. " * 60 + "\n")
     (document,) = datasets.prose([100], windows=1, text=str(tmp_path / "own.txt"))["test"]
     assert document["text"].startswith("It was so. It was so.")

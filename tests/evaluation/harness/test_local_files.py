@@ -74,7 +74,7 @@ def test_broken_topics_are_named(tmp_path: Path, topics: str) -> None:
         read_cases(path, "topics")
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_without_cases(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ValueError, match=r"empty.jsonl must hold at least one case, got none"):
         read_cases(tmp_path / "empty.jsonl", "lines")
@@ -84,7 +84,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_cases(tmp_path / "empty.jsonl", "riddles")
 
 
-def test_files_are_found_as_longeval_has_them(tmp_path: Path) -> None:
+def test_files_are_found_in_the_folders_of_longeval(tmp_path: Path) -> None:
     theirs = tmp_path / "lines" / "testcases"
     theirs.mkdir(parents=True)
     (theirs / "200_lines.jsonl").write_text(json.dumps(LINE))
@@ -183,7 +183,7 @@ def test_prompts_lose_their_middle(tiny_checkpoint: Path, tmp_path: Path) -> Non
     )  # 164 tokens minus 64 to generate
 
 
-def test_files_of_longbench_that_are_none(tmp_path: Path) -> None:
+def test_files_of_longbench_without_cases(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold at least one case"):
         loaded(tmp_path, "trec", [])
     with pytest.raises(ValueError, match="data must be given"):

@@ -69,16 +69,14 @@ def same(some: list[Any], others: list[Any]) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("share", [True, False])
-def test_loglikelihoods_are_those_of_the_harness(
-    theirs: HFLM, batch_size: int, share: bool
-) -> None:
+def test_loglikelihoods_agree_with_the_harness(theirs: HFLM, batch_size: int, share: bool) -> None:
     lm = StretchedLM(quiet=True, batch_size=batch_size, share_prefixes=share)
     expected = theirs.loglikelihood(requests(PAIRS), disable_tqdm=True)
     same(lm.loglikelihood(requests(PAIRS)), expected)
     assert [greedy for _, greedy in expected][:2] == [True, True]
 
 
-def test_rolling_loglikelihoods_are_those_of_the_harness(theirs: HFLM) -> None:
+def test_rolling_loglikelihoods_agree_with_the_harness(theirs: HFLM) -> None:
     texts: list[tuple[Any, ...]] = [("In the beginning God created the heaven.",), (RECORD * 3,)]
     theirs._max_length, before = 16, theirs._max_length
     lm = StretchedLM(quiet=True, max_length=16)
@@ -160,7 +158,7 @@ def test_a_request_that_ends_within_a_token_gets_its_own_pass(
     same(ours.loglikelihood(requests(pairs)), expected)
 
 
-def test_answers_are_those_of_greedy_decoding() -> None:
+def test_answers_agree_with_greedy_decoding() -> None:
     """The stretched model generates the answers to the questions one by one."""
     model, tokenizer, length = load()
     case = Lines(6).case(encoder(tokenizer), length, np.random.default_rng(3))
@@ -182,7 +180,7 @@ def test_answers_are_those_of_greedy_decoding() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_generation_is_that_of_transformers(batch_size: int) -> None:
+def test_generation_agrees_with_transformers(batch_size: int) -> None:
     model, tokenizer, _ = load()
     lm = StretchedLM(quiet=True, scaling="ntk:4", batch_size=batch_size)
     prompts = [RECORD * n + QUESTION for n in (1, 3, 2)]

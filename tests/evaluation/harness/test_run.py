@@ -143,7 +143,7 @@ def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     metadata = {"max_seq_lengths": [512, 768]}
     command = ["lm-eval", "--model", "ntk_alibi", *RULER, "--limit", "2"]
-    command += ["--log_samples", "--output_path", "out", *harness.metadata_argument(metadata)]
+    command += ["--log_samples", "--output_path", "out", "--metadata", json.dumps(metadata)]
     main(command)
     (results,) = (tmp_path / "out/nano-bloom").glob("results*.json")
     scores = json.loads(results.read_text())["results"]["niah_single_1"]
@@ -168,7 +168,7 @@ def parameters(function: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("task", harness.task_names())
-def test_the_keys_of_a_task_are_those_that_its_function_reads(task: str) -> None:
+def test_the_keys_of_a_task_are_what_its_function_reads(task: str) -> None:
     retrieval, prose = parameters(datasets.retrieval), parameters(datasets.prose)
     expected = parameters(local_files.cases)
     assert expected == parameters(local_files.documents)
@@ -179,7 +179,7 @@ def test_the_keys_of_a_task_are_those_that_its_function_reads(task: str) -> None
     assert set(harness.metadata_keys(task) or ()) == expected
 
 
-def test_tags_are_those_of_the_tasks() -> None:
+def test_tags_match_the_tasks() -> None:
     texts = [
         path.read_text().replace("!function ", "") for path in harness.tasks_folder().glob("_*")
     ]

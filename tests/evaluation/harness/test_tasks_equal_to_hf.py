@@ -146,7 +146,7 @@ def samples(lm: Any, template: str | None, options: dict[str, Any]) -> dict[str,
 
 @pytest.mark.filterwarnings("ignore:.*generation flags")
 @pytest.mark.parametrize(("encoding", "template", "options"), CASES)
-def test_every_response_is_that_of_hf(
+def test_every_response_equals_hfs(
     encoding: str, template: str | None, options: dict[str, Any]
 ) -> None:
     ours, theirs = (samples(lm, template, options) for lm in models(encoding))

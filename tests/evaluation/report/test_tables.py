@@ -78,7 +78,7 @@ def test_headings_have_two_digits_where_they_tell_apart() -> None:
     assert list(close) == ["method", "1.46533x", "1.46582x"]
 
 
-def test_special_characters_stay_what_they_are() -> None:
+def test_special_characters_are_kept() -> None:
     row = {"method": "50 % of_it", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
     row |= {"task": "t", "metric": "accuracy", "published": None}
     (table,) = comparison_tables({"model": "m_1", "rows": pd.DataFrame([row])})
@@ -95,7 +95,7 @@ def test_a_number_without_an_interval_has_none() -> None:
                                                    "100"]  # fmt: skip
 
 
-def test_csv_has_the_numbers_themselves() -> None:
+def test_csv_has_the_exact_values() -> None:
     shown = study("original", "ntk:2")
     for table in study_rows(shown):
         title, text = formatted(table, "csv").split("\n", 1)

@@ -98,11 +98,6 @@ def cache_file(lm: StretchedLM, folder: Path) -> Path:
     return folder / f"{lm.method.name.replace(':', '-')}-{digest}"
 
 
-def metadata_argument(metadata: dict[str, Any]) -> list[str]:
-    """Return metadata as arguments of the harness's command line."""
-    return ["--metadata", json.dumps(metadata)] if metadata else []
-
-
 def command_line(settings: str, task: str, metadata: dict[str, Any]) -> str:
     """Return the command that runs a task with our model.
 
@@ -111,8 +106,8 @@ def command_line(settings: str, task: str, metadata: dict[str, Any]) -> str:
         task: name of the task.
         metadata: metadata of the task.
     """
-    model = ["--model", "ntk_alibi", "--model_args", settings]
-    words = [*model, "--tasks", task, *metadata_argument(metadata)]
+    words = ["--model", "ntk_alibi", "--model_args", settings, "--tasks", task]
+    words += ["--metadata", json.dumps(metadata)] if metadata else []
     return shlex.join(["ntk-alibi", "lm-eval", *words])
 
 

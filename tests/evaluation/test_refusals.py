@@ -16,6 +16,7 @@ from ntk_alibi.evaluation.comparing.tuning import Search
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import load
+from ntk_alibi.models.checked_loader import WholeCausalLM
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
 
@@ -83,6 +84,8 @@ WRONG_VALUES = [
     (lambda: datasets.prose([1]), "lengths must be between 2"),
     (lambda: datasets.prose(text="/dev/null"), "/dev/null must hold at least one case"),
     (lambda: StretchedLM(scaling="yarn", factor=2), "method must be original or one of"),
+    (lambda: StretchedLM(attention="flash"), "attention must be one of 'fused', 'eager', 'tra"),
+    (lambda: StretchedLM(train_length=0), "train_length must be between 1"),
     (lambda: StretchedLM(truncation="right"), "truncation must be one of 'middle', 'l"),
     (lambda: StretchedLM(max_length=1), "max_length must be between 2"),
     (lambda: StretchedLM(batch_size="auto"), "max_length must be given with batch_siz"),
@@ -106,6 +109,7 @@ WRONG_TYPES = [
     (lambda: datasets.retrieval("lines", seed="x"), "seed must be an integer, got 'x'"),
     (lambda: datasets.retrieval("lines", tokenizer=5), "tokenizer must be a name, .*got 5"),
     (lambda: datasets.prose(text=5), "text must be the path of a file, got 5"),
+    (lambda: StretchedLM(share_prefixes=1), "share_prefixes must be True or False, got 1"),
     (lambda: StretchedLM(batch_size="x"), "batch_size must be an integer, got 'x'"),
     (lambda: StretchedLM(batch_size=2.5), "batch_size must be an integer, got 2.5"),
     (lambda: StretchedLM(scaling="ntk", factor="x"), "factor must be a number, got 'x'"),
@@ -134,7 +138,14 @@ OF_STUDIES = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ROWS)
-def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
+def test_mistakes_are_named(
+    call: Any, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, dtype: Any, **__: Any) -> None:
+        pytest.fail(f"a model was loaded as {dtype}")
+
+    if "checkpoint" not in message:
+        monkeypatch.setattr(WholeCausalLM, "from_pretrained", fail)
     with pytest.raises(error, match=message):
         call()
 

@@ -30,7 +30,8 @@ from ntk_alibi.evaluation.harness.passes import (
     tokens_and_edges,
 )
 from ntk_alibi.integrations import PatchHandle, patch
-from ntk_alibi.methods import ORIGINAL, Method, named_method, train_length_or_default
+from ntk_alibi.integrations.settings import ATTENTIONS
+from ntk_alibi.methods import ORIGINAL, Method, named_method, parse_method, train_length_or_default
 from ntk_alibi.models.checked_loader import WholeCausalLM
 from ntk_alibi.models.loading import NANO_BLOOM, check_usable, checkpoint_name, reading
 from ntk_alibi.scaling import scaling_to_config
@@ -107,6 +108,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             if meant := _checks.did_you_mean(name, ours.keys() - {"options"}):
                 raise ValueError(f"model_args must be arguments of the model, got {name!r}{meant}")
         _checks.choice("truncation", truncation, TRUNCATIONS)
+        _checks.choice("attention", attention, ATTENTIONS)
+        self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
+        extra = {"layers": layers, "logn": logn, "ssmax": ssmax}
+        length = 2 if train_length is None else train_length  # until the checkpoint tells it
+        name = named_method(scaling, factor, per, length, share, start, **extra).name
         if max_length is not None:
             _checks.integer("max_length", max_length, minimum=2)
         size = options.get("batch_size", 1)  # such as 4, "4", "auto" and "auto:2"
@@ -129,15 +135,12 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         # All methods read the same texts.
         self._token_spans = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_token_spans)
         self.truncation_rule, self.quiet = truncation, quiet
-        self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
         if train_length is None:
             train_length = train_length_or_default(self.config)
         self.train_length = _checks.integer("train_length", train_length, minimum=1)
         self.attention = attention
         self._patch: PatchHandle | None = None
-        extra = {"layers": layers, "logn": logn, "ssmax": ssmax}
-        method = named_method(scaling, factor, per, self.train_length, share, start, **extra)
-        self.stretch(method)
+        self.stretch(parse_method(name, self.train_length))
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:

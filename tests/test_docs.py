@@ -124,6 +124,12 @@ def test_code_fits_into_the_column(page: Path) -> None:
         assert len(line) <= COLUMNS, line
 
 
+def test_examples_of_docstrings_fit_into_the_column() -> None:
+    for path in (ROOT / "src/ntk_alibi").rglob("*.py"):
+        for line in re.findall(r"^ *((?:>>>|\.\.\.) .*)$", path.read_text(), re.MULTILINE):
+            assert len(line) <= COLUMNS, f"{path.name}: {line}"
+
+
 def test_every_page_is_in_the_contents() -> None:
     contents = "".join(page.read_text() for page in PAGES)
     for page in PAGES:
@@ -274,6 +280,8 @@ def test_the_site_builds_without_a_warning_and_asks_no_network(tmp_path: Path) -
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--nitpicky", "-b", "html"]
     done = subprocess.run([*command, DOCS, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    order = (tmp_path / "_static/language_data.js").read_text()
+    assert "var Scorer = {" in order  # with const, searchtools.js would not load
     for page in tmp_path.rglob("*.html"):
         loaded = r'<(?:script|img|iframe)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)" rel="style'
         for target in map("".join, re.findall(loaded, page.read_text())):

@@ -280,7 +280,7 @@ def rope_tables(
         >>> import numpy as np, ntk_alibi as na
         >>> for repaired in (False, True):
         ...     tables = na.precision.rope_tables(2048, 64, "bfloat16", repaired=repaired)
-        ...     len(np.unique(np.concatenate(tables, axis=1), axis=0))  # positions told apart
+        ...     len(np.unique(np.concatenate(tables, axis=1), axis=0))  # distinct rows
         641
         2048
 

@@ -190,7 +190,8 @@ def export(
         >>> from ntk_alibi.models import load
         >>> model, tokenizer, train_length = load()
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     exported = na.export(model, f"{folder}/nano.gguf", na.MaxBias(4.0), dtype="q8_0")
+        ...     path = f"{folder}/nano.gguf"
+        ...     exported = na.export(model, path, na.MaxBias(4.0), dtype="q8_0")
         >>> exported.format, exported.dtype
         ('gguf', 'q8_0')
     """

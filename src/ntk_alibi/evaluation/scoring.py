@@ -55,7 +55,8 @@ def score_topics(prediction: str, topics: Sequence[str]) -> bool:
         >>> topics = ["The role of sports in society", "The benefits of reading"]
         >>> score_topics(": The first topic is: the role of sports in society.", topics)
         True
-        >>> score_topics("The benefits of reading, then the role of sports in society", topics)
+        >>> answer = "The benefits of reading, then the role of sports in society"
+        >>> score_topics(answer, topics)
         False
 
     Source: LongEval judges this task with a language model; this string rule is ours.

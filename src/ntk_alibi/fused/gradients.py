@@ -126,7 +126,8 @@ def attention_gradients(
         >>> gradients = attention_gradients(
         ...     query, key, value, *results, np.ones_like(query), bias=na.ALiBi(2)
         ... )
-        >>> bool(np.allclose(gradients.value.sum(), 2 * 5 * 8, atol=1e-4))  # weights sum to 1
+        >>> total = gradients.value.sum()  # weights sum to 1
+        >>> bool(np.allclose(total, 2 * 5 * 8, atol=1e-4))
         True
 
     Source: Dao et al. 2022 (arXiv 2205.14135), appendix B.

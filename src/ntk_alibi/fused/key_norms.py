@@ -32,7 +32,8 @@ class KeyNorms:
 
     Example:
         >>> import numpy as np, ntk_alibi as na
-        >>> query, key, value = np.random.default_rng(0).random((3, 1, 2, 100, 8), np.float32)
+        >>> random = np.random.default_rng(0)
+        >>> query, key, value = random.random((3, 1, 2, 100, 8), np.float32)
         >>> norms = na.KeyNorms()
         >>> for length in (99, 100):
         ...     cache = key[:, :, :length], value[:, :, :length]

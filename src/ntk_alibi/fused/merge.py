@@ -46,8 +46,9 @@ def merge(
         >>> query, key, value = np.random.default_rng(0).random((3, 1, 2, 6, 8), np.float32)
         >>> positions = np.arange(6)
         >>> parts = [
-        ...     na.attention(query, key[:, :, part], value[:, :, part], query_positions=positions,
-        ...                  key_positions=positions[part], return_logsumexp=True)
+        ...     na.attention(
+        ...         query, key[:, :, part], value[:, :, part], query_positions=positions,
+        ...         key_positions=positions[part], return_logsumexp=True)
         ...     for part in (slice(0, 2), slice(2, 6))
         ... ]
         >>> whole, _ = na.merge(*zip(*parts))

@@ -158,7 +158,8 @@ def patch(
 
     Example:
         >>> import torch, transformers, ntk_alibi as na
-        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+        >>> config = transformers.BloomConfig(**sizes)
         >>> model = transformers.BloomForCausalLM(config).eval()
         >>> ids = torch.arange(12)[None]
         >>> before = model(ids).logits
@@ -230,7 +231,8 @@ def patched(model: nn.Module) -> list[PatchHandle]:
 
     Example:
         >>> import transformers, ntk_alibi as na
-        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+        >>> config = transformers.BloomConfig(**sizes)
         >>> model = transformers.BloomForCausalLM(config)
         >>> handles = na.patch(model), na.patch(model, na.NTK(4.0))
         >>> [patch.scaling for patch in na.patched(model)]
@@ -251,7 +253,8 @@ def unpatch(model: nn.Module) -> None:
 
     Example:
         >>> import transformers, ntk_alibi as na
-        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+        >>> config = transformers.BloomConfig(**sizes)
         >>> model = transformers.BloomForCausalLM(config)
         >>> handle = na.patch(model, na.NTK(4.0))
         >>> na.unpatch(model)

@@ -86,7 +86,7 @@ def attention_map(
         >>> from ntk_alibi.models import load
         >>> model, tokenizer, _ = load()
         >>> with na.patch(model, na.NTK(4.0)):
-        ...     ax = na.plots.attention_map(model, tokenizer, "And God said, Let there be light")
+        ...     ax = na.plots.attention_map(model, tokenizer, "Let there be light")
         >>> bool((ax.get_images()[0].get_array().sum(axis=1) > 0.999).all())
         True
         >>> plt.close(ax.figure)
@@ -135,7 +135,11 @@ def attention_maps(
         >>> from ntk_alibi.models import load
         >>> model, tokenizer, _ = load()
         >>> figure = na.plots.attention_maps(
-        ...     model, tokenizer, "Let there be light", methods=["original", "ntk:4"], heads=[1, 8]
+        ...     model,
+        ...     tokenizer,
+        ...     "Let there be light",
+        ...     methods=["original", "ntk:4"],
+        ...     heads=[1, 8],
         ... )
         >>> [axes.get_title().splitlines()[1] for axes in figure.axes[:2]]
         ['original', 'ntk:4']

@@ -147,7 +147,8 @@ def explore(
         >>> import ntk_alibi as na
         >>> from ntk_alibi.models import load
         >>> model, tokenizer, _ = load()
-        >>> page = na.plots.explore(model, tokenizer, "Let there be light", ["original", "ntk:4"])
+        >>> methods = ["original", "ntk:4"]
+        >>> page = na.plots.explore(model, tokenizer, "Let there be light", methods)
         >>> page.step, "<script src" in page.html
         (1, False)
     """

@@ -137,7 +137,8 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         >>> query, key, value = np.ones((3, 1, 4, 512, 16), np.float32)
         >>> stats = na.attention(query, key, value, na.ALiBi(4), return_stats=True)[1]
         >>> ax = na.plots.blocks(stats)
-        >>> bool(np.allclose([bar.get_height() for bar in ax.containers[0]], 100 * stats.share[0]))
+        >>> heights = [bar.get_height() for bar in ax.containers[0]]
+        >>> bool(np.allclose(heights, 100 * stats.share[0]))
         True
         >>> plt.close(ax.figure)
     """

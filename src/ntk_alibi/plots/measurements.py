@@ -44,7 +44,8 @@ def accuracy_map(
 
     Example:
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
-        >>> ax = na.plots.accuracy_map([512, 1024], [0, 50, 100], [[1, 0.5], [1, 0], [1, 0.9]])
+        >>> accuracy = [[1, 0.5], [1, 0], [1, 0.9]]
+        >>> ax = na.plots.accuracy_map([512, 1024], [0, 50, 100], accuracy)
         >>> [text.get_text() for text in ax.texts]
         ['100', '50', '100', '0', '100', '90']
         >>> plt.close(ax.figure)
@@ -156,7 +157,8 @@ def benchmark_curves(
 
     Example:
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
-        >>> ax = na.plots.benchmark_curves([128, 256], {"a": [0.001, 0.003], "b": [0.002, None]})
+        >>> seconds = {"a": [0.001, 0.003], "b": [0.002, None]}
+        >>> ax = na.plots.benchmark_curves([128, 256], seconds)
         >>> ax.get_lines()[0].get_ydata().tolist()
         [1.0, 3.0]
         >>> plt.close(ax.figure)

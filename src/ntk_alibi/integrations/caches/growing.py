@@ -38,7 +38,8 @@ class GrowingCache(Cache):
 
     Example:
         >>> import torch, transformers, ntk_alibi as na
-        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+        >>> config = transformers.BloomConfig(**sizes)
         >>> model = transformers.BloomForCausalLM(config).eval()
         >>> cache = na.GrowingCache(capacity=128)
         >>> tokens = model.generate(

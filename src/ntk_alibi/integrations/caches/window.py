@@ -221,7 +221,8 @@ class WindowCache(Cache):
 
     Example:
         >>> import torch, transformers, ntk_alibi as na
-        >>> config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+        >>> config = transformers.BloomConfig(**sizes)
         >>> model = transformers.BloomForCausalLM(config).eval()
         >>> cache = na.WindowCache(window=16, sink=2)
         >>> with na.patch(model, window=16, sink=2):

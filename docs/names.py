@@ -1,7 +1,7 @@
 """The entries of the reference: a block `{names}` of a page becomes a table, each name a page.
 
 A line of a block is a name below `ntk_alibi`, or `folder.*` for the names that no page lists by
-itself: those of `ntk_alibi.__all__` that the folder defines, so that a new bias or scaling needs no
+itself: what the folder defines of `ntk_alibi.__all__`, so that a new bias or scaling needs no
 line; if there are none, all public names of the module. After a colon stand members of classes, `*`
 for all.
 """

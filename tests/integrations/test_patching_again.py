@@ -138,7 +138,10 @@ def test_wrong_models_say_what_to_pass() -> None:
     handle = na.patch(model)
     for wrong, advice in (
         ("bigscience/bloom-560m", r"got str: load it .*from_pretrained"),
-        (transformers.BloomForCausalLM, "got type: pass an instance"),
+        (
+            transformers.BloomForCausalLM,
+            "got the class BloomForCausalLM: pass a model, an instance of it",
+        ),
         (model.config, "got BloomConfig$"),
         (handle, r"got PatchHandle: call its undo\(\)"),
         (Pipeline(model), r"got Pipeline: pass its \.model"),

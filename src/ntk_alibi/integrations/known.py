@@ -66,18 +66,18 @@ def found(model: nn.Module, given: Family | None = None) -> tuple[Family | None,
         TypeError: model is no torch module, or the given family is none.
     """
     if not isinstance(model, nn.Module):
-        advice = ""
+        got, advice = type(model).__name__, ""
         if isinstance(model, str):
             advice = ": load it by transformers.AutoModelForCausalLM.from_pretrained(...)"
         elif isinstance(model, type):
-            advice = ": pass an instance"
+            got, advice = f"the class {model.__name__}", ": pass a model, an instance of it"
         elif callable(getattr(model, "undo", None)):
             advice = ": call its undo()"
         elif isinstance(getattr(model, "model", None), nn.Module):
             advice = ": pass its .model"
         elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
             advice = ": pass its first item"
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}{advice}")
+        raise TypeError(f"model must be a torch.nn.Module, got {got}{advice}")
     if given is not None:
         return given, check_family(given).find(model)
     family = _family_in(model)

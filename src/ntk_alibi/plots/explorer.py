@@ -117,7 +117,7 @@ def explore(
     heads: Sequence[int] | None = None,
     cells: int | None = None,
 ) -> Explorer:
-    """Return a page on which the attention weights of a model can be explored.
+    """Return a page for exploring the attention weights of a model.
 
     The page has an overview of all layers and heads, where a click chooses one; menus for method,
     layer and head; a slider for the values of a method; and a map that shows the tokens of query

@@ -74,7 +74,7 @@ def retrieval(
     split: str = "held-out",
     **model: Any,
 ) -> dict[str, Dataset]:
-    """Draw records of a kind in the form in which the harness takes a data set.
+    """Draw records as a data set of the harness.
 
     Args:
         kind: "lines", "other-lines" (whose names are in no training record of the nano models),

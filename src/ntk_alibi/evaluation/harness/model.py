@@ -163,7 +163,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             self._rank, self._world_size = shared.process_index, shared.num_processes
 
     def stretch(self, method: Method) -> None:
-        """Patch the model by another method."""
+        """Patch the model with another method."""
         now = self._patch
         if now is not None and (now.scaling, now.log_n) == (method.scaling, method.log_n):
             self.method = method

@@ -206,7 +206,7 @@ def test_gradients_need_the_seed() -> None:
     torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(x) for x in inputs(1, 1, 1, 4, 4, 8)]
     output, log = na.attention(*tensors, dropout=0.5, return_logsumexp=True)
-    with pytest.raises(ValueError, match="seed must be given with dropout: that of the call"):
+    with pytest.raises(ValueError, match="seed must be given with dropout: the seed of the call"):
         attention_gradients(*tensors, output, log, output, dropout=0.5)
 
 

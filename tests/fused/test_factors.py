@@ -11,7 +11,7 @@ import ntk_alibi as na
 from attention_checks import NUMPY, check, each_number_of_threads, inputs, masked_bias, random
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.fused.forward import forward
-from ntk_alibi.fused.gradients import ForwardResults, gradients_of
+from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 
 BIAS = na.ALiBi(4, sides="symmetric")
 SHAPES = {"decode": (1, 300, 64), "prefill": (130, 300, 64), "odd": (70, 90, 21)}
@@ -80,7 +80,7 @@ def test_factors_give_the_bits_of_multiplied_queries(
 
     do, dl = random(5, *query.shape, dtype=dtype), random(6, *query.shape[:3])
     results = ForwardResults(*both[0][:2], do, dl)
-    mine, theirs = (gradients_of(call, results, bias_gradient=True) for call in calls)
+    mine, theirs = (compute_gradients(call, results, bias_gradient=True) for call in calls)
     for name in ("key", "value", "left", "right"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
     wide = np.asarray(theirs.query, np.float32) * factors[..., None]

@@ -100,7 +100,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: call(dropout_p=0.0), TypeError, "pass dropout, and a seed with arrays"),
     (lambda: call(enable_gqa=True), TypeError, "always have fewer heads"),
     (lambda: call(softcaps=1.0), TypeError, "unexpected keyword argument 'softcaps'$"),
-    (lambda: call(softcap=1.0), TypeError, "'softcap': leave it out, since scores are not capped"),
+    (lambda: call(softcap=1.0), TypeError, "'softcap': leave it out, because scores are not cap"),
     (lambda: call(window_size=(7, 0)), TypeError, r"pass window, .* itself: window_size\[0\] \+ 1"),
     (lambda: call(cu_seqlens_q=KEY), TypeError, "segment_ids=na.segment_ids_from_cu_seqlens"),
     (lambda: call(alibi_slopes=KEY), TypeError, "pass bias=na.ALiBi.num_heads, slopes=alibi_slop"),
@@ -185,7 +185,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: gradients(ARRAY, LOG * 1j, ARRAY), TypeError, "dtype of logsumexp must be one of"),
     (lambda: gradients(ARRAY, LOG, ARRAY.astype("f2")), TypeError, "output_gradient must be of q"),
     (lambda: gradients(ARRAY, LOG, ARRAY, LOG[:1]), ValueError, "logsumexp_gradient must have sha"),
-    (lambda: gradients(ARRAY, LOG * 1e6, ARRAY), ValueError, "logsumexp must be float64, or that "),
+    (lambda: gradients(ARRAY, LOG * 1e6, ARRAY), ValueError, "logsumexp must be float64, or the "),
     # merge
     (lambda: na.merge([], []), ValueError, "at least 1, got 0 and 0"),
     (lambda: na.merge([ARRAY], []), ValueError, "same length, at least 1, got 1 and 0"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ntk_alibi as na
 from attention_calls import Call, calls
 from attention_checks import NUMPY, UNIT, check, expected, inputs, random, visible
-from ntk_alibi.fused.parts import FADED
+from ntk_alibi.fused.parts import LEAST_LOG_FACTOR
 from rotary_cases import ROTARY, masked, meant, places
 
 
@@ -102,7 +102,7 @@ def test_xpos_over_many_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
 def test_faded_keys_count_with_a_score_of_zero() -> None:
     """Far keys are not hidden: their score is 0, so the output is the mean of the values."""
     rotary = na.XPOS(2)  # one pair, the fastest
-    distance = math.ceil(-FADED / rotary.fastest_rate) + 1
+    distance = math.ceil(-LEAST_LOG_FACTOR / rotary.fastest_rate) + 1
     query, value = random(0, 1, 1, 1, 2), random(1, 1, 1, 7, 2)
     key = 1e6 * random(2, 1, 1, 7, 2)
     output, logsumexp = na.attention(

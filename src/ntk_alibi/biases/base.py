@@ -172,7 +172,7 @@ def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
 
 
 def check_fits(bias: Any, heads: int, *, causal: bool | None = None) -> None:
-    """Check that a bias object has query's heads and, unless None, suits causal attention."""
+    """Check that a bias object has query's heads and, unless None, sides that suit causal."""
     if bias.num_heads != heads:
         raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
     if causal is False and bias.sides == "causal":

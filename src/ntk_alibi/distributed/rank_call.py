@@ -249,8 +249,14 @@ class RankCall:
         problem = Problem(shape, call.problem.mask, real, at_queries, at_keys, at_keys is not None)
         known = _arrays.float64(before[1], query)
         output, logsumexp = attend_tensors(
-            call.of_inputs(
-                query, key, value, bias=kernel, problem=problem, factors=factors, known=known
+            call.with_inputs(
+                query,
+                key,
+                value,
+                bias=kernel,
+                problem=problem,
+                factors=factors,
+                initial_logsumexp=known,
             )
         )
         return merge((before[0], output), (before[1], logsumexp))

@@ -1,4 +1,4 @@
-"""Fused attention: scores, bias, mask and softmax in one pass of the compiled core."""
+"""Fused attention: the compiled core computes scores, bias, mask and softmax tile by tile."""
 
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.forward import Stats

@@ -1,6 +1,6 @@
 """A call of attention: its arguments, converted and checked once.
 
-`checked_call` is the boundary of `na.attention`; whatever comes later trusts what it returns.
+`checked_call` is the boundary of `na.attention`; all later code trusts its result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ntk_alibi.masks.segments import Segment, select_rows
 from ntk_alibi.positions.log_n import as_log_n
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
-#: Arguments of torch's scaled_dot_product_attention and of flash-attn, and what to do in place.
-ELSEWHERE = {
-    "attn_mask": "pass numbers to add as bias, and padding as key_padding_mask",
+#: Arguments of torch's scaled_dot_product_attention and of flash-attn, with advice for errors.
+FOREIGN_ARGUMENTS = {
+    "attn_mask": "pass an array to add as bias, and padding as key_padding_mask",
     "dropout_p": "pass dropout, and a seed with arrays",
-    "enable_gqa": "leave it out, since key and value may always have fewer heads",
+    "enable_gqa": "leave it out, because key and value may always have fewer heads",
     "is_causal": "pass causal, which is True by default",
     "alibi_slopes": "pass bias=na.ALiBi(num_heads, slopes=alibi_slopes)",
     **dict.fromkeys(
@@ -33,13 +33,13 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "deterministic"),
-        "leave it out, since nothing depends on it",
+        "leave it out, because nothing depends on it",
     ),
     **dict.fromkeys(
         ("return_attn_probs", "return_softmax_lse"),
         "pass return_logsumexp for the logsumexp; weights are never made",
     ),
-    "softcap": "leave it out, since scores are not capped here",
+    "softcap": "leave it out, because scores are not capped here",
     "softmax_scale": "pass scale",
     "window_size": "pass window, which counts the query itself: window_size[0] + 1",
     **dict.fromkeys(("group", "mesh"), "call ntk_alibi.distributed.attention"),
@@ -47,23 +47,23 @@ ELSEWHERE = {
 
 
 class AttentionCall(NamedTuple):
-    """A checked call of attention, which every way to attend takes.
+    """A checked call of attention.
 
     Attributes:
         query: (batch, heads, queries, head_dim), array or tensor.
         key: (batch, key heads, keys, head_dim).
         value: (batch, key heads, keys, head_dim).
-        bias: of NumPy numbers, or of tensors that autograd follows.
+        bias: of NumPy arrays, or of tensors that autograd follows.
         problem: shape, mask and positions.
-        rule: mask, scale and tolerance as the core takes them; None if torch's operator computes.
-        scale: factor of the dot products.
+        rule: mask, scale and tolerance for the core; None if torch's operator computes.
+        scale: the factor of q.k.
         skip_tolerance: the argument of `attention`.
-        rotary: rotary embedding that is not applied yet, or None.
-        factors: factors of the dot products besides the scale, (1 or batch, 1 or heads, queries),
-            in the bias's framework, or None.
-        known: logsumexps over other keys, (batch, heads, queries) float64, which count as read when
-            keys are skipped, or None.
-        memory: the storage of query, key and value if it is known, else None.
+        rotary: the rotary embedding, not applied yet, or None.
+        factors: factors of q.k beside the scale, (1 or batch, 1 or heads, queries), in the bias's
+            framework, or None.
+        initial_logsumexp: the logsumexp of `initial`, (batch, heads, queries) float64, which counts
+            when keys are skipped, or None.
+        memory: the storage of query, key and value if it was found before, else None.
         norms: norms and centres of a `KeyNorms` of these keys, or None.
         dropout: the dropout of weights, or None.
     """
@@ -78,81 +78,84 @@ class AttentionCall(NamedTuple):
     skip_tolerance: float | None
     rotary: RoPE | XPOS | None = None
     factors: Any = None
-    known: Any = None
+    initial_logsumexp: Any = None
     memory: Any = None
     norms: Any = None
     dropout: Dropout | None = None
 
     @property
     def fits_core(self) -> bool:
-        """True if the compiled core computes, called by itself or by torch's operator."""
+        """Whether the compiled core computes, called directly or by torch's operator."""
         query = self.query
-        known = _arrays.dtype_name(query.dtype) in _arrays.CORE_DTYPES
-        return self.rule is not None or (_arrays.is_in_main_memory(query) and known)
+        supported = _arrays.dtype_name(query.dtype) in _arrays.CORE_DTYPES
+        return self.rule is not None or (_arrays.is_in_main_memory(query) and supported)
 
     @property
     def group(self) -> int:
-        """The number of heads of queries that read one head of keys."""
+        """The number of query heads that read one key head."""
         group: int = self.query.shape[1] // max(self.key.shape[1], 1)
         return group
 
-    def of_inputs(self, query: Any, key: Any, value: Any, **others: Any) -> AttentionCall:
-        """Return the call with other inputs, and other fields by their names."""
+    def with_inputs(self, query: Any, key: Any, value: Any, **others: Any) -> AttentionCall:
+        """Return the call with other inputs, and with other values of fields by name."""
         return self._replace(query=query, key=key, value=value, memory=None, norms=None, **others)
 
     def for_key_heads(self, heads: slice) -> AttentionCall:
-        """Return the call of some heads of keys, and of the heads of queries that read them."""
+        """Return the call of some key heads and the query heads that read them."""
         own = slice(heads.start * self.group, heads.stop * self.group)
-        query, factors = self.query[:, own], self.factors
-        return self.of_inputs(
+        query, factors, initial = self.query[:, own], self.factors, self.initial_logsumexp
+        return self.with_inputs(
             query,
             self.key[:, heads],
             self.value[:, heads],
             bias=self.bias.for_heads(own),
             problem=self.problem.for_heads(query.shape[1]),
             factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
-            known=None if self.known is None else self.known[:, own],
+            initial_logsumexp=None if initial is None else initial[:, own],
             dropout=self.dropout and self.dropout.part(head=own.start),
         )
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:
         """Return the call of some queries and some keys."""
-        return self.of_inputs(
+        initial = self.initial_logsumexp
+        return self.with_inputs(
             self.query[:, :, queries],
             self.key[:, :, keys],
             self.value[:, :, keys],
             bias=self.bias.part(queries, keys, self.problem),
             problem=self.problem.part(queries, keys),
             factors=None if self.factors is None else self.factors[:, :, queries],
-            known=None if self.known is None else self.known[:, :, queries],
+            initial_logsumexp=None if initial is None else initial[:, :, queries],
             dropout=self.dropout and self.dropout.part(query=queries.start, key=keys.start),
         )
 
-    def for_segment(self, text: Segment) -> AttentionCall:
-        """Return the call of one text alone."""
-        rows, queries, keys = text
-        by_query = self.factors, self.known
-        factors, known = (x if x is None else select_rows(x, rows)[:, :, queries] for x in by_query)
-        return self.of_inputs(
+    def for_segment(self, segment: Segment) -> AttentionCall:
+        """Return the call of one packed segment."""
+        rows, queries, keys = segment
+        factors, initial = (
+            x if x is None else select_rows(x, rows)[:, :, queries]
+            for x in (self.factors, self.initial_logsumexp)
+        )
+        return self.with_inputs(
             self.query[rows, :, queries],
             self.key[rows, :, keys],
             self.value[rows, :, keys],
-            bias=self.bias.for_segment(text),
-            problem=self.problem.for_segment(text),
+            bias=self.bias.for_segment(segment),
+            problem=self.problem.for_segment(segment),
             factors=factors,
-            known=known,
+            initial_logsumexp=initial,
             dropout=self.dropout and self.dropout.part(rows.start, 0, queries.start, keys.start),
         )
 
 
 @functools.lru_cache(maxsize=256)
 def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
-    """Return a mask, a scale and a tolerance as the core takes them."""
+    """Return a mask, a scale and a tolerance as the core's object."""
     return _core.CallRule(scale, skip_tolerance, mask.to_integers())
 
 
 def all_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options of a call with the defaults of all others.
+    """Return all options of a call, with defaults for those that are missing.
 
     Raises:
         TypeError, ValueError: an option is unknown, or attention cannot be called here.
@@ -163,8 +166,8 @@ def all_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
     options = {**DEFAULTS, **given}
     if len(options) > len(DEFAULTS):
         others = given.keys() - DEFAULTS.keys()
-        name = min(sorted(others), key=lambda name: name not in ELSEWHERE)
-        instead = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+        name = min(sorted(others), key=lambda name: name not in FOREIGN_ARGUMENTS)
+        instead = f": {FOREIGN_ARGUMENTS[name]}" if name in FOREIGN_ARGUMENTS else ""
         raise TypeError(f"attention() got an unexpected keyword argument {name!r}{instead}")
     return options
 
@@ -183,15 +186,15 @@ def checked_call(
         query: the queries.
         key: the keys.
         value: the values.
-        bias: an object, dense numbers or None.
+        bias: a bias object, a dense array or None.
         options: all options, as `all_options` returns them.
         torch: whether torch's operator computes: the bias becomes tensors that autograd follows,
-            inputs get the dtype that autocast wants, and float64 is allowed.
+            inputs get autocast's dtype, and float64 is allowed.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
     """
-    # Query, key and value. Memory of plain arrays shows that they are alike.
+    # Query, key and value. If their storage is found, their types and dtypes are equal.
     given, like = query, None
     memory = None if torch else _arrays.find_storages(query, key, value)
     if memory is None:
@@ -218,19 +221,19 @@ def checked_call(
         query, key, value = _arrays.in_autocast_dtype(query, key, value)
         like = query
 
-    # Shapes and plain numbers: most calls repeat those of an earlier call, of another layer.
-    numbers = (
+    # Shapes and scalars: most calls repeat an earlier call, of another layer.
+    basics = (
         query.dtype, query.shape, key.shape, value.shape, torch,
         options["scale"], options["skip_tolerance"],
         options["causal"], options["window"], options["causal_block"], options["sink"],
     )  # fmt: skip
     try:
-        checked = None if torch else _known_numbers(*numbers)
+        checked = None if torch else _cached_basics(*basics)
     except TypeError:  # a wrong type, or a type without a hash
         checked = None
-    problem, scale, skip_tolerance, rule = checked or _numbers_of(*numbers)
+    problem, scale, skip_tolerance, rule = checked or _check_basics(*basics)
 
-    # Padding and positions, and what reads them.
+    # Padding and positions, and the options that depend on them.
     rotary = options["rotary"]
     if rotary is not None:
         if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
@@ -264,7 +267,7 @@ def checked_call(
         kernel = kernel.times(factors) if log_n.biased else kernel
 
     # Results over other keys.
-    known, initial = None, options["initial"]
+    initial_logsumexp, initial = None, options["initial"]
     if initial is not None:
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise TypeError(f"initial must be a pair (output, logsumexp), got {initial!r}")
@@ -279,9 +282,9 @@ def checked_call(
         if initial[0].dtype != given.dtype:
             raise TypeError(f"{names[0]} must be of query's {given.dtype}, got {initial[0].dtype}")
         _checks.floating_dtype(initial[1].dtype, ("float32", "float64"), names[1])
-        known = _arrays.float64(initial[1], query)
+        initial_logsumexp = _arrays.float64(initial[1], query)
 
-    # Norms of the keys, which have to be consecutive.
+    # Norms of the keys, which must be at consecutive positions.
     norms, key_norms = None, options["key_norms"]
     if key_norms is not None:
         if not hasattr(key_norms, "norms"):
@@ -306,11 +309,11 @@ def checked_call(
         dropped = checked_dropout(options["dropout"], options["seed"], query, key.shape[2])
     return AttentionCall(
         query, key, value, kernel, problem, rule, scale, skip_tolerance,
-        rotary, factors, known, memory, norms, dropped,
+        rotary, factors, initial_logsumexp, memory, norms, dropped,
     )  # fmt: skip
 
 
-def _numbers_of(
+def _check_basics(
     dtype: Any,
     query_shape: tuple[int, ...],
     key_shape: tuple[int, ...],
@@ -320,11 +323,11 @@ def _numbers_of(
     skip_tolerance: Any,
     *mask: Any,
 ) -> tuple[Problem, float, float | None, _core.CallRule | None]:
-    """Check the part of a call that depends on shapes and plain numbers alone.
+    """Check the part of a call that depends on shapes and scalars only.
 
     Returns:
-        The problem with real keys only, and columns as positions; the factor of dot products; the
-        tolerance; and these numbers as the core takes them, None if torch's operator computes.
+        The problem with real keys only and columns as positions; the scale; the tolerance; and
+        mask, scale and tolerance for the core, or None if torch's operator computes.
     """
     allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
     if not torch and _arrays.dtype_name(dtype) == "float64":
@@ -346,4 +349,4 @@ def _numbers_of(
     return problem, scale, skip_tolerance, rule
 
 
-_known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers_of)
+_cached_basics = functools.lru_cache(maxsize=256, typed=True)(_check_basics)

@@ -1,4 +1,4 @@
-"""Dropout of attention weights: which are dropped, for a call and for its parts."""
+"""Dropout of attention weights, for a call and for its parts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from ntk_alibi import _arrays, _checks, _core
 #: The default, which needs no check.
 NO_DROPOUT = 0.0
 
-#: Random numbers of weights are below this.
-NUMBERS = 2**16
+#: The random integers of weights are below this.
+RANDOM_VALUES = 2**16
 
 
 class Dropout(NamedTuple):
-    """Dropout of the weights of a call or of a part of it.
+    """Dropout of the weights of a call, or of a part of a call.
 
-    A weight's random number depends on the seed and on the places of its row, head, query and key
-    in the whole call alone, so the parts of a call drop what the whole one does
-    (docs/formulas.md).
+    A weight's random integer depends only on the seed and on the indices of its row, head, query
+    and key in the whole call, so parts drop the same weights as the whole (docs/formulas.md).
 
     Attributes:
-        least_kept: weights whose random number is below this are dropped.
+        least_kept: weights whose random integer is below this are dropped.
         seed: below 2^64, an integer or an int64 tensor () with its bits.
-        row: the place of the first row.
-        head: the place of the first head of queries.
-        query: the place of the first query: the column of its own key.
-        key: the place of the first key: its column.
+        row: the index of the first row.
+        head: the index of the first query head.
+        query: the index of the first query: the column of the key at the same token.
+        key: the index of the first key: its column.
     """
 
     least_kept: int
@@ -43,15 +42,15 @@ class Dropout(NamedTuple):
     @property
     def factor(self) -> float:
         """The factor of the weights that are kept."""
-        return NUMBERS / max(NUMBERS - self.least_kept, 1)
+        return RANDOM_VALUES / max(RANDOM_VALUES - self.least_kept, 1)
 
     def part(self, row: int = 0, head: int = 0, query: int = 0, key: int = 0) -> Dropout:
-        """Return the dropout of a part, from its first row, head, query and key."""
-        places = (row + self.row, head + self.head, query + self.query, key + self.key)
-        return Dropout(self.least_kept, self.seed, *places)
+        """Return the dropout of a part that begins at this row, head, query and key."""
+        indices = (row + self.row, head + self.head, query + self.query, key + self.key)
+        return Dropout(self.least_kept, self.seed, *indices)
 
     def in_core(self) -> _core.Dropout:
-        """Return the dropout as the core takes it."""
+        """Return the dropout as the core's object."""
         seed = int(self.seed) % 2**64
         return _core.Dropout(
             self.least_kept, seed, self.row, self.head, self.query % 2**32, self.key
@@ -64,7 +63,7 @@ class Dropout(NamedTuple):
 
 
 def checked_share(dropout: Any) -> float:
-    """Return an argument that must be a share of weights to drop."""
+    """Check the argument dropout, a share of weights, and return it."""
     share = _checks.finite("dropout", dropout, minimum=0.0)
     if share > 1.0:
         raise ValueError(f"dropout must be at most 1, got {dropout!r}")
@@ -72,14 +71,14 @@ def checked_share(dropout: Any) -> float:
 
 
 def checked_dropout(dropout: Any, seed: Any, query: Any, keys: int) -> Dropout | None:
-    """Return the dropout of a call, or None if there is none.
+    """Check dropout and seed of a call and return its dropout, or None.
 
     Without a seed, tensors draw one from torch's generator.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or arrays have no seed.
+        TypeError, ValueError: an argument is wrong, or arrays come without a seed.
     """
-    least_kept = round(checked_share(dropout) * NUMBERS)
+    least_kept = round(checked_share(dropout) * RANDOM_VALUES)
     if seed is not None:
         seed = _checks.integer("seed", seed, minimum=0, maximum=2**64 - 1)
     if least_kept == 0:

@@ -1,8 +1,8 @@
-"""The forward pass on the compiled core, for subsets of keys.
+"""Attention on the compiled core, for all keys or for two subsets of them.
 
 With exempt tokens there are two subsets: the exempt keys and the other keys. Scores of exempt keys,
 and all scores of exempt queries, have no slope but a constant for each query. Within one call of
-the core it does not change the softmax, so it is added to the logsumexp afterwards.
+the core the constant does not change the softmax, so it is added to the logsumexp afterwards.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.fused.merge import merged
+from ntk_alibi.fused.merge import merge_checked
 from ntk_alibi.fused.quantized_rows import is_quantized
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Numbers of blocks, of 64 keys by a tile of queries, in one call of `attention`.
+    """Counts of blocks, of 64 keys by a tile of queries, in one call of `attention`.
 
     Attributes:
         visited: int64 (batch, heads), blocks whose keys were read and scored.
         visible: int64 (batch, heads), blocks that the mask leaves visible.
-        weighed: int64 (batch, heads), blocks of those visited whose exponentials were formed and
-            whose values were read; the scores of the others proved that they do not matter. None if
-            they were not counted; `attention` counts them.
+        weighed: int64 (batch, heads), visited blocks whose weights were computed and whose values
+            were read; the scores of the other visited blocks proved that these do not matter. None
+            if not counted; `attention` counts them.
     """
 
     visited: NDArray[np.int64]
@@ -47,16 +47,16 @@ class Stats:
 def forward(
     call: AttentionCall, *, log: bool = True, stats: bool = False
 ) -> tuple[Any, Any, Stats | None]:
-    """Return output, logsumexp (float64; None without log) and stats (or None) without rotation."""
+    """Return output, logsumexp (float64; None without log) and stats (or None); ignore rotary."""
     subsets = key_subsets(call)
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     if len(subsets) == 1:
         output, logsumexp = attend_subset(
-            call, subsets[0], counts=counts, log=log, known=call.known
+            call, subsets[0], counts=counts, log=log, initial_logsumexp=call.initial_logsumexp
         )
-    else:  # the subsets would both count what is known
+    else:  # initial_logsumexp would count in both subsets
         results = [attend_subset(call, subset, counts=counts) for subset in subsets]
-        output, logsumexp = merged(*zip(*results, strict=True))
+        output, logsumexp = merge_checked(*zip(*results, strict=True))
     return output, logsumexp, None if counts is None else Stats(*np.moveaxis(counts, 2, 0))
 
 
@@ -64,7 +64,7 @@ class KeySubset(NamedTuple):
     """A subset of the keys, and its bias.
 
     Attributes:
-        bias: the bias, as the core takes it.
+        bias: the bias as the core's object.
         mask: (batch, keys), 1 for the keys of the subset, or None for all.
         shift: added to the subset's logsumexp, (1 or batch, heads, 1 or queries), or None.
         exempt: whether these are the exempt keys.
@@ -102,7 +102,7 @@ def key_subsets(call: AttentionCall) -> list[KeySubset]:
 
 
 def exempt_queries(call: AttentionCall) -> NDArray[np.bool_]:
-    """Return a mask of the exempt queries, (1 or batch, 1, queries)."""
+    """Return which queries are exempt, (1 or batch, 1, queries) bool."""
     exempt: NDArray[np.bool_] = (call.problem.positions()[0] < call.bias.exempt)[:, None]
     return exempt
 
@@ -110,8 +110,8 @@ def exempt_queries(call: AttentionCall) -> NDArray[np.bool_]:
 def shifted_queries(call: AttentionCall) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return the queries whose scores `first` lowers: with the first key, and with other keys.
 
-    The first token's score with itself has no constant. Queries before it have one with all keys:
-    there are some if there are more queries than keys.
+    The first token's score with itself has no constant. Queries before the first token, which exist
+    if there are more queries than keys, have it with all keys.
     """
     itself: NDArray[np.bool_] = (call.problem.positions()[0] == 0)[:, None]
     return ~itself, exempt_queries(call)
@@ -123,20 +123,21 @@ def attend_subset(
     *,
     counts: NDArray[np.int64] | None = None,
     log: bool = True,
-    known: Any = None,
+    initial_logsumexp: Any = None,
 ) -> tuple[Any, Any]:
-    """Return output and logsumexp (None without log) over a subset of the keys, like query.
+    """Return output and logsumexp (None without log) over a subset of the keys.
 
-    The logsumexp is float64: the backward pass computes weights from it, which float32 would round.
+    The logsumexp is float64, because the backward pass computes weights from it.
     """
-    tokens, scales, memory = tokens_of(call, subset), None, call.memory
+    tokens, scales, memory = core_tokens(call, subset), None, call.memory
     if memory is None and is_quantized(call.key):
         memory = tuple(map(_arrays.storage, (call.query, call.key.numbers, call.value.numbers)))
         scales = _core.KeyScales(*map(_arrays.readable, (call.key.scales, call.value.scales)))
     elif memory is None:
         memory = tuple(map(_arrays.storage, (call.query, call.key, call.value)))
     query, key, value = memory
-    known = None if known is None else _arrays.as_floats(known, np.float64)
+    if initial_logsumexp is not None:
+        initial_logsumexp = _arrays.as_floats(initial_logsumexp, np.float64)
     output, written = _arrays.empty_pair(call.query, query)
     logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
     _core.attention(
@@ -150,7 +151,7 @@ def attend_subset(
         logsumexp,
         counts,
         call.norms,
-        known,
+        initial_logsumexp,
         scales,
         call.dropout and call.dropout.in_core(),
     )
@@ -161,22 +162,22 @@ def attend_subset(
     return output, _arrays.to_framework_of(logsumexp, output)
 
 
-def tokens_of(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
-    """Return positions, mask, factors and texts as the core takes them, or None without them."""
+def core_tokens(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
+    """Return positions, mask, factors and segments as the core's object, or None without them."""
     queries, keys = call.problem.query_positions, call.problem.key_positions
     if queries is None and keys is None and subset.mask is None and call.factors is None:
         return None
-    texts = None
+    segments = None
     if call.problem.segment_ids is not None:
-        columns = [(x.start, x.stop) for text in call.problem.segments() for x in text]
-        texts = np.array(columns, np.int64).reshape(-1, 6)
-    return _core.Tokens(queries, keys, subset.mask, call.factors, texts)
+        bounds = [(x.start, x.stop) for segment in call.problem.segments() for x in segment]
+        segments = np.array(bounds, np.int64).reshape(-1, 6)
+    return _core.Tokens(queries, keys, subset.mask, call.factors, segments)
 
 
 def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
-    """Return a float64 logsumexp as users get it: float32, unless query is a float64 tensor.
+    """Round a float64 logsumexp to float32 for users, unless query is a float64 tensor.
 
-    Finite values stay finite, since -infinity means that no key is visible.
+    Finite values stay finite, because -infinity means that no key is visible.
     """
     if _arrays.wide_dtype(query) == "float64":
         return logsumexp

@@ -1,4 +1,4 @@
-"""Gradients of attention on the compiled core."""
+"""Gradients of attention, computed by the compiled core."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.fused.forward import (
     KeySubset,
     attend_subset,
+    core_tokens,
     exempt_queries,
     forward,
     key_subsets,
     rounded_logsumexp,
     shifted_queries,
-    tokens_of,
 )
-from ntk_alibi.fused.parts import Part, faded, in_parts, rotated_parts
+from ntk_alibi.fused.parts import Part, attend_in_parts, rotated_parts, times_factor
 from ntk_alibi.masks import Segment
 from ntk_alibi.positions.log_n import as_log_n
 
-#: The greatest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
+#: The largest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
 GREATEST_ROUNDED_LOGSUMEXP = 2.0**14
 
 
@@ -38,10 +38,10 @@ class AttentionGradients:
     Attributes:
         query, key, value: gradients of the inputs, in their shapes and dtypes.
         left, right: gradients of a linear bias's slopes, (batch, heads, queries), or None.
-        far_left, far_right: gradients of its slopes beyond a knee, or None.
-        dense: gradient of dense numbers, (batch, heads, queries, keys), or None.
+        far_left, far_right: gradients of the slopes beyond a knee, or None.
+        dense: gradient of a dense bias, (batch, heads, queries, keys), or None.
         table: gradient of a bias over distance, (heads, distances), float64, or None. The first
-            distance is `table_begin`; the chain rule gives the gradients of its parameters.
+            distance is `table_begin`; the chain rule gives the gradients of the bias's parameters.
         sums: gradient of prefix sums of log gates, (batch, heads, keys), float64, or None.
         first: gradient of `BiALiBi`'s constant, (batch, heads, queries), or None.
     """
@@ -61,7 +61,7 @@ class AttentionGradients:
 
 
 class ForwardResults(NamedTuple):
-    """Results of the forward pass and their incoming gradients."""
+    """Results of attention and the gradients of the loss with respect to them."""
 
     output: Any
     logsumexp: Any
@@ -69,7 +69,7 @@ class ForwardResults(NamedTuple):
     logsumexp_gradient: Any = None
 
     def widened(self) -> ForwardResults:
-        """Return the results with an output in float32 or float64."""
+        """Return the results with outputs in float32 or float64."""
         wide = _arrays.promote_to_float32
         return self._replace(output=wide(self.output), output_gradient=wide(self.output_gradient))
 
@@ -87,36 +87,38 @@ def attention_gradients(
     bias_gradient: bool = False,
     **options: Any,
 ) -> AttentionGradients:
-    """Return the gradients of `attention` from its output and logsumexp.
+    """Compute the gradients of `attention` from its output and logsumexp.
 
-    Formulas::
+    Formula::
 
         p_ij = exp(s_ij - logsumexp_i);  ds_ij = p_ij (z_ij do_i.v_j - do_i.o_i + dl_i)
         dq_i = scale sum_j ds_ij k_j;  dk_j = scale sum_i ds_ij q_i;  dv_j = sum_i z_ij p_ij do_i
 
-    z_ij is what dropout multiplies the weight by, 1 without it. Weights are computed again tile by
-    tile, so no matrix of all pairs is stored. Torch's autograd runs the same code.
+    z_ij is the factor of dropout, 1 without dropout. Weights are computed again tile by tile, so no
+    matrix of all pairs is stored. Torch's autograd runs the same code.
 
     Args:
         query: the queries of the call of `attention`.
         key: the keys of that call.
         value: the values of that call.
         output: the result of that call.
-        logsumexp: its second result, with return_logsumexp=True. Weights err by the rounding of a
-            logsumexp over more keys than key has, which beyond 2^14 must be float64.
+        logsumexp: the logsumexp of that call, with return_logsumexp=True. If it covers more keys
+            than key, as after `merge`, its rounding is an error of the weights; beyond 2^14 it must
+            then be float64.
         output_gradient: the gradient of output, any strides.
         logsumexp_gradient: the gradient of logsumexp, or None for zeros.
         bias: the bias of that call.
         bias_gradient: whether to compute the gradient of the bias, too.
         options: causal, window, causal_block, sink, key_padding_mask, query_positions,
             key_positions, align, scale, skip_tolerance, rotary, log_n, dropout and seed of that
-            call. Blocks with at most the tolerated share of a query's mass are left out here, too.
+            call. Blocks with at most the tolerated share of a query's weights are skipped here,
+            too.
 
     Returns:
         The gradients, bitwise the same for any number of threads.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, as in `attention`.
+        TypeError, ValueError: an argument is wrong, as for `attention`.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -148,18 +150,18 @@ def attention_gradients(
             raise TypeError(f"{name} must be of query's dtype {query.dtype}, got {array.dtype}")
     call = checked_call(query, key, value, bias, all_options(options))
     if call.dropout is not None and options.get("seed") is None:
-        _checks.missing("seed", "with dropout: that of the call of attention")
-    logsumexp = _unrounded(logsumexp, call)
+        _checks.missing("seed", "with dropout: the seed of the call of attention")
+    logsumexp = _exact_logsumexp(logsumexp, call)
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
-    gradients = gradients_of(call, results, bias_gradient=bias_gradient)
+    gradients = compute_gradients(call, results, bias_gradient=bias_gradient)
     log_n = as_log_n(options.get("log_n"))
     if bias_gradient and log_n is not None and log_n.biased:
-        return _times(gradients, call.factors)
+        return _times_factors(gradients, call.factors)
     return gradients
 
 
-def _unrounded(logsumexp: Any, call: AttentionCall) -> Any:
-    """Return a logsumexp without the rounding to float32, by which all weights would err."""
+def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
+    """Return a logsumexp without its rounding to float32, which would change all weights."""
     if _arrays.dtype_name(logsumexp.dtype) == "float64":
         return logsumexp
     rounded = _arrays.to_numpy(_arrays.detached(logsumexp)).astype(np.float32)
@@ -167,65 +169,67 @@ def _unrounded(logsumexp: Any, call: AttentionCall) -> Any:
     large &= np.isfinite(rounded)
     if not large.any():
         return logsumexp
-    _, exact, _ = in_parts(call, forward)
+    _, exact, _ = attend_in_parts(call, forward)
     exact = _arrays.to_numpy(exact)
     other = (rounded_logsumexp(exact, call.query) != rounded)[large]
     if other.any():
         raise ValueError(
-            "logsumexp must be float64, or that of the same call, beyond "
-            f"{GREATEST_ROUNDED_LOGSUMEXP:g}: float32 rounds it by too much there, got other "
-            f"numbers in {int(other.sum())} places"
+            "logsumexp must be float64, or the logsumexp of the same call, beyond "
+            f"{GREATEST_ROUNDED_LOGSUMEXP:g}: float32 rounds it by too much there, got "
+            f"{int(other.sum())} other values"
         )
     return _arrays.to_framework_of(np.where(large, exact, rounded), logsumexp)
 
 
-def _times(gradients: AttentionGradients, factors: NDArray[Any]) -> AttentionGradients:
-    """Return the gradients of a bias from those of the bias times factors of the queries."""
-    numbers = {name: getattr(gradients, name) for name in SLOPES}
-    of_bias = {name: x * factors for name, x in numbers.items() if x is not None}
+def _times_factors(gradients: AttentionGradients, factors: NDArray[Any]) -> AttentionGradients:
+    """Convert gradients of a bias that was multiplied by factors to gradients of the bias."""
+    slopes = {name: getattr(gradients, name) for name in SLOPES}
+    bias = {name: x * factors for name, x in slopes.items() if x is not None}
     if gradients.dense is not None:
-        of_bias["dense"] = gradients.dense * factors[..., None]
-    return replace(gradients, **of_bias)
+        bias["dense"] = gradients.dense * factors[..., None]
+    return replace(gradients, **bias)
 
 
-def gradients_of(
+def compute_gradients(
     call: AttentionCall, results: ForwardResults, *, bias_gradient: bool
 ) -> AttentionGradients:
-    """Return the gradients of a checked call."""
+    """Compute the gradients of a checked call."""
     if call.rotary is not None:
-        rotated = _of_parts(call, rotated_parts(call), results.widened(), bias_gradient)
+        rotated = _sum_parts(call, rotated_parts(call), results.widened(), bias_gradient)
         at_queries, at_keys = call.problem.positions(call.query)
         query = call.rotary.rotated(rotated.query, at_queries, back=True)
         key = call.rotary.rotated(rotated.key, at_keys, back=True)
         return _rounded(replace(rotated, query=query, key=key), call)
     subsets = key_subsets(call)
     if len(subsets) > 1 and _arrays.dtype_name(call.query.dtype) != "float32":
-        # Parts of two subsets may exceed float16's range although their sum does not.
-        wide = call.of_inputs(*map(_arrays.promote_to_float32, (call.query, call.key, call.value)))
-        summed = gradients_of(wide, results.widened(), bias_gradient=bias_gradient)
+        # The gradients of two subsets may exceed float16's range although their sum does not.
+        wide = call.with_inputs(
+            *map(_arrays.promote_to_float32, (call.query, call.key, call.value))
+        )
+        summed = compute_gradients(wide, results.widened(), bias_gradient=bias_gradient)
         return _rounded(summed, call)
     log_gradient = results.logsumexp_gradient
     results = results._replace(
         logsumexp=_arrays.as_floats(results.logsumexp, np.float64),
         logsumexp_gradient=None if log_gradient is None else _arrays.as_floats(log_gradient),
     )
-    key_gradient, of_key = _arrays.empty_pair(call.key)
-    value_gradient, of_value = _arrays.empty_pair(call.value)
-    key_and_value = of_key, of_value
+    key_gradient, key_memory = _arrays.empty_pair(call.key)
+    value_gradient, value_memory = _arrays.empty_pair(call.value)
+    key_and_value = key_memory, value_memory
     problem = call.problem
     if len(subsets) > 1 or problem.key_padding_mask is not None or problem.segment_ids is not None:
-        for gradient in key_and_value:  # the core writes those of keys that queries may see
-            gradient[...] = 0
-    of_bias = _zeros(call) if bias_gradient else {}
-    of_query = [_query_gradient(call, x, results, key_and_value, of_bias) for x in subsets]
+        for memory in key_and_value:  # the core writes only to keys that queries may see
+            memory[...] = 0
+    bias = _zeros(call) if bias_gradient else {}
+    parts = [_query_gradient(call, x, results, key_and_value, bias) for x in subsets]
     if bias_gradient and call.bias.exempt:
         for name in call.bias.slopes:  # slopes do not act on exempt queries
-            of_bias[name][np.broadcast_to(exempt_queries(call), of_bias[name].shape)] = 0
+            bias[name][np.broadcast_to(exempt_queries(call), bias[name].shape)] = 0
         if call.bias.first is not None:
             output, log = attend_subset(call, subsets[0])
-            of_bias["first"] = _first_gradient(call, results, output, _arrays.to_numpy(log))
-    whole = of_query[0] if len(of_query) == 1 else of_query[0] + of_query[1]
-    return _gradients(call, whole, key_gradient, value_gradient, of_bias)
+            bias["first"] = _first_gradient(call, results, output, _arrays.to_numpy(log))
+    query_gradient = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    return _gradients(call, query_gradient, key_gradient, value_gradient, bias)
 
 
 def _query_gradient(
@@ -235,14 +239,14 @@ def _query_gradient(
     key_and_value: tuple[NDArray[Any], NDArray[Any]],
     bias_gradients: dict[str, NDArray[Any]],
 ) -> Array:
-    """Return the query's gradient over a subset of the keys.
+    """Return the gradient of query over a subset of the keys.
 
     Gradients of the subset's keys and values are written to key_and_value; gradients of the bias
     are added to bias_gradients.
     """
     log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
     gradient, written = _arrays.empty_pair(call.query)
-    of_bias: dict[str, Any] = {} if subset.exempt else bias_gradients
+    slopes: dict[str, Any] = {} if subset.exempt else bias_gradients
     storage = _arrays.storage
     _core.attention_gradients(
         storage(call.query),
@@ -250,7 +254,7 @@ def _query_gradient(
         storage(call.value),
         subset.bias,
         call.rule,
-        tokens_of(call, subset),
+        core_tokens(call, subset),
         storage(results.output),
         log,
         storage(results.output_gradient),
@@ -258,7 +262,7 @@ def _query_gradient(
         written,
         key_and_value[0],
         key_and_value[1],
-        _core.BiasGradients(**of_bias),
+        _core.BiasGradients(**slopes),
         call.dropout and call.dropout.in_core(),
     )
     return gradient
@@ -270,7 +274,7 @@ def _first_gradient(
     """Return the gradient of `first`, (batch, heads, queries), from the results of a subset.
 
     The constant is subtracted from all scores of one subset. The sum of ds_ij over a subset is the
-    sum of its weights times do_i.o_i(subset) - do_i.o_i + dl_i; over all keys it is dl_i.
+    sum of its weights times (do_i.o_i(subset) - do_i.o_i + dl_i); over all keys it is dl_i.
     """
     do, whole, part = (
         np.asarray(_arrays.to_numpy(x), np.float64)
@@ -280,22 +284,22 @@ def _first_gradient(
     seen = ~np.isneginf(log)
     dl = 0.0 if dl is None else dl
     share = np.exp(logsumexp - np.where(seen, log, 0.0))
-    of_subset = share * ((do * (part - whole)).sum(axis=-1) + dl)
-    of_rest = np.where(seen, dl, 0.0) - of_subset
+    subset = share * ((do * (part - whole)).sum(axis=-1) + dl)
+    rest = np.where(seen, dl, 0.0) - subset
     with_first, with_others = shifted_queries(call)
-    gradient = np.where(with_first, of_subset, 0.0) + np.where(with_others, of_rest, 0.0)
+    gradient = np.where(with_first, subset, 0.0) + np.where(with_others, rest, 0.0)
     return -gradient.astype(np.float32)
 
 
 def _gradients(
-    call: AttentionCall, query: Any, key: Any, value: Any, of_bias: dict[str, Any]
+    call: AttentionCall, query: Any, key: Any, value: Any, bias: dict[str, Any]
 ) -> AttentionGradients:
-    known = {name: of_bias.get(name) for name in ARRAYS}
-    return AttentionGradients(query, key, value, table_begin=call.bias.table_begin, **known)
+    arrays = {name: bias.get(name) for name in ARRAYS}
+    return AttentionGradients(query, key, value, table_begin=call.bias.table_begin, **arrays)
 
 
 def _zeros(call: AttentionCall) -> dict[str, NDArray[Any]]:
-    """Return zeros for the gradients of the bias."""
+    """Return zeros in the shapes of the bias's gradients."""
     bias, shape = call.bias, call.problem.shape
     zeros: dict[str, NDArray[Any]] = {n: np.zeros(shape[:3], np.float32) for n in bias.slopes}
     if bias.dense is not None:
@@ -307,43 +311,44 @@ def _zeros(call: AttentionCall) -> dict[str, NDArray[Any]]:
     return zeros
 
 
-def _of_parts(
+def _sum_parts(
     call: AttentionCall, parts: list[Part], results: ForwardResults, bias_gradient: bool
 ) -> AttentionGradients:
-    """Return the gradients of a call, float32 or float64, summed over its parts."""
+    """Compute the gradients of a call, float32 or float64, as sums over its parts."""
     inputs = call.query, call.key, call.value
     zeros_like = _arrays.namespace(call.query).zeros_like
     query, key, value = (zeros_like(_arrays.promote_to_float32(x)) for x in inputs)
-    of_parts = []
-    for (rows, queries, keys), part, query_factor, key_factor in parts:
-        own = ForwardResults(*(None if x is None else x[rows, :, queries] for x in results))
-        gradients = gradients_of(part, own, bias_gradient=bias_gradient)
-        query[rows, :, queries] += faded(gradients.query, query_factor)
-        key[rows, :, keys] += faded(gradients.key, key_factor)
+    spans = []
+    for span, part, query_factor, key_factor in parts:
+        rows, queries, keys = span
+        cut = ForwardResults(*(None if x is None else x[rows, :, queries] for x in results))
+        gradients = compute_gradients(part, cut, bias_gradient=bias_gradient)
+        query[rows, :, queries] += times_factor(gradients.query, query_factor)
+        key[rows, :, keys] += times_factor(gradients.key, key_factor)
         value[rows, :, keys] += gradients.value
-        of_parts.append((Segment(rows, queries, keys), gradients))
-    of_bias = _joined_bias_gradients(call, of_parts) if bias_gradient else {}
-    return _gradients(call, query, key, value, of_bias)
+        spans.append((span, gradients))
+    bias = _sum_bias_gradients(call, spans) if bias_gradient else {}
+    return _gradients(call, query, key, value, bias)
 
 
 def _rounded(gradients: AttentionGradients, call: AttentionCall) -> AttentionGradients:
-    """Return gradients in the dtypes of the call's inputs."""
+    """Round gradients to the dtypes of the call's inputs."""
     names = "query", "key", "value"
     rounded = {x: _arrays.to_dtype(getattr(gradients, x), getattr(call, x).dtype) for x in names}
     return replace(gradients, **rounded)
 
 
-def _joined_bias_gradients(
+def _sum_bias_gradients(
     call: AttentionCall, parts: list[tuple[Segment, AttentionGradients]]
 ) -> dict[str, Any]:
-    """Join the bias gradients of parts of a call into those of the whole bias."""
-    joined = _zeros(call)
+    """Sum the bias gradients of a call's parts into arrays for the whole bias."""
+    total = _zeros(call)
     if call.bias.first is not None:
-        joined["first"] = np.zeros_like(joined["left"])
+        total["first"] = np.zeros_like(total["left"])
     for (rows, queries, keys), gradients in parts:
         all_heads = rows, slice(None)
-        places: dict[str, Any] = {"table": (), "sums": (*all_heads, keys)}
-        places["dense"] = (*all_heads, queries, keys)
-        for name, numbers in joined.items():
-            numbers[places.get(name, (*all_heads, queries))] += getattr(gradients, name)
-    return joined
+        indices: dict[str, Any] = {"table": (), "sums": (*all_heads, keys)}
+        indices["dense"] = (*all_heads, queries, keys)
+        for name, array in total.items():
+            array[indices.get(name, (*all_heads, queries))] += getattr(gradients, name)
+    return total

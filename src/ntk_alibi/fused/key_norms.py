@@ -1,4 +1,4 @@
-"""Norms of a growing key cache."""
+"""Norms of the keys in a growing cache."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 
-#: Number of keys that are skipped, or read, together.
+#: The number of keys that are skipped, or read, together.
 BLOCK = _core.keys_per_block
 
 
 class KeyNorms:
-    """Norms of a growing key cache, so that `attention` need not measure them at each call.
+    """Norms of the keys in a growing cache, so that `attention` need not measure them every time.
 
-    `skip_tolerance` needs the greatest norm of each 64 keys, which costs a pass over all of them;
-    with many keys and one query that pass is most of the work. `update` reads only the keys that
-    were appended since the last update. It does not notice keys that were changed in place: these
-    need a new object.
+    `skip_tolerance` needs the largest norm of every 64 keys, so it reads all keys first; with many
+    keys and one query, that is most of the work. `update` reads only the keys that were appended
+    since the last update. It does not notice keys that changed in place: make a new object then.
 
     Attributes:
-        length: number of keys measured.
-        centres: float32 (batch, key heads, head_dim), the mean of the first 256 keys of each head,
-            or of fewer until there are that many. Softmax does not see a vector that all keys
-            share, so `attention` needs norms of what is left of the keys without it.
-        norms: float32 (batch, key heads, blocks, 3), for `attention`: the greatest norm, less the
-            centre, of each block of 64 keys, of the block and all blocks before, and infinity.
+        length: the number of measured keys.
+        centres: float32 (batch, key heads, head_dim), the mean of each head's first 256 keys, or of
+            all keys while there are fewer. Norms are measured from the centre, because softmax does
+            not change when all keys move by the same vector.
+        norms: float32 (batch, key heads, blocks, 3), for `attention`: the largest norm in each
+            block of 64 keys; in the block and all earlier blocks; and infinity.
+
+    Raises:
+        TypeError, ValueError: in `update` and `attention`, the keys do not match earlier keys.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -43,6 +45,8 @@ class KeyNorms:
         ...     )
         >>> norms.length
         100
+
+    Source: this package (docs/exactness.md).
     """
 
     def __init__(self) -> None:
@@ -51,26 +55,27 @@ class KeyNorms:
         self.norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
 
     def update(self, key: Array | QuantizedRows) -> KeyNorms:
-        """Measure the keys from `length` on, and return this object.
+        """Measure the keys that were appended since the last update, and return this object.
 
         Args:
             key: (batch, key heads, keys, head_dim), the whole cache, at least as long as before.
 
         Raises:
-            TypeError, ValueError: key is no array of four axes, is shorter than before, or has
-                another batch, number of heads or head_dim.
+            TypeError: key is not an array, a tensor or `QuantizedRows`, or has the wrong dtype.
+            ValueError: key does not have four axes, is shorter than before, or has another batch,
+                number of heads or head_dim.
         """
         if not is_quantized(key):
             array: Any = key
             _checks.attention_input("key", array)
             _checks.floating_dtype(array.dtype, _arrays.CORE_DTYPES, "key")
         batch, heads, length, head_dim = key.shape
-        known = self.centres.shape
-        if self.length and (batch, heads) != known[:2]:
+        before = self.centres.shape
+        if self.length and (batch, heads) != before[:2]:
             got = key.shape[:2]
-            raise ValueError(f"key must have (batch, heads) {known[:2]} as before, got {got}")
-        if self.length and head_dim != known[2]:
-            raise ValueError(f"key must have head_dim {known[2]} as before, got {head_dim}")
+            raise ValueError(f"key must have (batch, heads) {before[:2]} as before, got {got}")
+        if self.length and head_dim != before[2]:
+            raise ValueError(f"key must have head_dim {before[2]} as before, got {head_dim}")
         if length < self.length:
             raise ValueError(f"key must have at least {self.length} keys as before, got {length}")
         _checks.head_dim(head_dim)
@@ -83,8 +88,8 @@ class KeyNorms:
         if self.centres.shape != (batch, heads, head_dim):
             self.centres = np.empty((batch, heads, head_dim), np.float32)
         quantized: Any = key if is_quantized(key) else None
-        numbers = _arrays.storage(key if quantized is None else quantized.numbers)
+        memory = _arrays.storage(key if quantized is None else quantized.numbers)
         scales = None if quantized is None else _arrays.readable(quantized.scales)
-        _core.measure_key_norms(numbers, self.length, self.norms, self.centres, scales)
+        _core.measure_key_norms(memory, self.length, self.norms, self.centres, scales)
         self.length = length
         return self

@@ -1,4 +1,4 @@
-"""Join results of attention over disjoint sets of keys."""
+"""Joining results of attention over disjoint sets of keys."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ def merge(
         output = sum_c exp(logsumexp_c - logsumexp) output_c
 
     Args:
-        outputs: at least one, each (batch, heads, queries, head_dim).
-        logsumexps: one for each output, (batch, heads, queries).
-        out: an output and a logsumexp that get the result, of its shapes and dtypes; they may be
-            those of a part.
+        outputs: a list with at least one output, (batch, heads, queries, head_dim).
+        logsumexps: the logsumexp of each output, (batch, heads, queries).
+        out: buffers (output, logsumexp) with the result's shapes and dtypes, which are filled and
+            returned; they may be one of the parts.
 
     Returns:
-        (output, logsumexp), computed in float64, with framework and dtype of the first output and
-        the first logsumexp; 0 and -inf for queries that see no key. Tensors may require grad
+        (output, logsumexp), computed in float64, with the framework and dtypes of the first output
+        and the first logsumexp; 0 and -inf for queries that see no key. Tensors may require grad
         without `out`.
 
     Raises:
-        TypeError, ValueError: the lists differ in length, shapes or framework; `out` does not fit,
-            or is given where torch records gradients of the parts.
+        TypeError: an entry is not an array or a tensor, or the frameworks differ.
+        ValueError: the lists differ in length or shapes; `out` has the wrong shapes or dtypes, or
+            is given although torch records gradients.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -90,7 +91,7 @@ def merge(
         for buffer, like in zip(out, (first, logsumexps[0]), strict=True):
             dtype, tensor = _arrays.dtype_name(like.dtype), _arrays.is_tensor(like)
             _checks.out(buffer, tuple(like.shape), dtype, torch=tensor)
-    output, logsumexp = merged(outputs, logsumexps, None if out is None else out[0])
+    output, logsumexp = merge_checked(outputs, logsumexps, None if out is None else out[0])
     rounded: Any = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
     if out is None:
         return output, rounded
@@ -100,11 +101,13 @@ def merge(
     return out
 
 
-def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -> tuple[Any, Any]:
-    """Return the output and the float64 logsumexp of checked parts.
+def merge_checked(
+    outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None
+) -> tuple[Any, Any]:
+    """Return the merged output and the float64 logsumexp of checked parts.
 
-    The core computes if it takes the parts, and writes the output to `out` if it is given; the
-    operations of NumPy or torch, which take all others, do not.
+    The core computes if it can, and writes the output to `out` if given. Otherwise operations of
+    NumPy or torch compute, which ignore `out`.
     """
     first, parts = outputs[0], (*outputs, *logsumexps)
     in_core = (
@@ -116,16 +119,16 @@ def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -
         and all(map(_arrays.is_in_main_memory, parts))
     )
     if in_core and _arrays.is_recorded(*parts):
-        # Imported here, since torch is optional; it is loaded if there is a tensor.
+        # Imported here because torch is optional.
         from ntk_alibi.torch.merging import merged_tensors
 
-        return merged_tensors(_merged_in_core, outputs, logsumexps)
+        return merged_tensors(_merge_in_core, outputs, logsumexps)
     if in_core:
-        return _merged_in_core(outputs, logsumexps, out)
+        return _merge_in_core(outputs, logsumexps, out)
 
-    # Float64, other devices, other numbers of axes, traces and vmap.
+    # float64, other devices, other shapes, traces and vmap.
     xp = _arrays.namespace(first)
-    numbers = xp.stack([_arrays.float64(output, first) for output in outputs])
+    values = xp.stack([_arrays.float64(output, first) for output in outputs])
     logs = xp.stack([_arrays.float64(log, first) for log in logsumexps])
     largest = _arrays.detached(xp.amax(logs, 0))
     weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
@@ -134,24 +137,24 @@ def merged(outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None) -
     total = xp.where(none, 1.0, total)
     logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
     weights = (weights / total)[..., None]
-    output = xp.sum(xp.where(weights == 0.0, 0.0, weights * numbers), 0)
+    output = xp.sum(xp.where(weights == 0.0, 0.0, weights * values), 0)
     return _arrays.to_dtype(output, first.dtype), logsumexp
 
 
-def _merged_in_core(
+def _merge_in_core(
     outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None
 ) -> tuple[Any, Any]:
-    """Return the output, in `out` if it is given, and the float64 logsumexp; the core computes."""
+    """Return the output, in `out` if given, and the float64 logsumexp, computed by the core."""
     output, written = _arrays.empty_pair(outputs[0]) if out is None else (out, _arrays.storage(out))
     logs = [_arrays.as_floats(log, np.float64) for log in logsumexps]
     logsumexp = np.empty(logs[0].shape, np.float64)
-    memory = [_unchanged(_arrays.storage(part), written) for part in outputs]
+    memory = [_copy_if_overwritten(_arrays.storage(part), written) for part in outputs]
     _core.merge(memory, logs, written, logsumexp)
     return output, _arrays.to_framework_of(logsumexp, output)
 
 
-def _unchanged(part: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
-    """Return a part, or a copy if rows of it would be written before they are read.
+def _copy_if_overwritten(part: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
+    """Return a part, or a copy if the core would overwrite rows before it reads them.
 
     The core reads a row of all parts before it writes that row, so a part may be the result itself.
     """

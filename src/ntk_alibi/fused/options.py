@@ -1,4 +1,4 @@
-"""The options of attention, once: their names, types and defaults."""
+"""The names, types and defaults of attention's options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class AttentionOptions(TypedDict, total=False):
-    """The options of `attention`, whose docstring describes them, and their types."""
+    """The options of `attention`, which its docstring describes, with their types."""
 
     causal: bool
     window: int | None
@@ -39,7 +39,7 @@ class AttentionOptions(TypedDict, total=False):
     seed: int | None
 
 
-#: All options of a call that gives none.
+#: The defaults of all options.
 DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(AttentionOptions.__annotations__),
     **Mask()._asdict(),
@@ -50,7 +50,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def with_options(function: Function) -> Function:
-    """Let the signature of a function that takes `**options` name them, with their defaults."""
+    """Replace `**options` in a function's signature by the options with their defaults."""
     own = list(inspect.signature(function).parameters.values())[:-1]
     types: dict[str, Any] = AttentionOptions.__annotations__
     options = [

@@ -1,4 +1,4 @@
-"""Attention below its boundary: calls whose arguments are checked and converted already."""
+"""Attention for callers that have checked and converted the arguments."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def attend_prepared(
     dropout: Dropout | None = None,
     log: bool = False,
 ) -> tuple[Any, Any]:
-    """Return the output and, with log, the logsumexp of a problem that the caller made once.
+    """Return the output and, with log, the logsumexp of a problem, without any check.
 
-    Nothing is checked here, so several layers can share what `attention` would check in each.
+    Several layers can share the problem and the bias, which `attention` would check in each.
 
     Args:
-        query: (batch, heads, queries, head_dim), as the problem says.
+        query: (batch, heads, queries, head_dim), the problem's shape.
         key: (batch, key heads, keys, head_dim), or `QuantizedRows`.
         value: as key.
-        bias: the bias, checked against the problem, as `to_kernel_bias` returns it:
-            of NumPy numbers in the core, else of tensors like query in autocast's dtype.
+        bias: the bias, checked against the problem, as `to_kernel_bias` returns it: of NumPy arrays
+            for the core, else of tensors like query in autocast's dtype.
         problem: shape, mask, padding and positions.
-        scale: factor of the dot products.
-        factors: factors besides the scale, (1 or batch, 1 or heads, queries), in the bias's
+        scale: the factor of q.k.
+        factors: factors beside the scale, (1 or batch, 1 or heads, queries), in the bias's
             framework and dtype, or None.
         in_core: whether the core computes, as it may unless `_arrays.needs_torch` of query, key,
             value and the bias's parameters.
         skip_tolerance: the argument of `attention`.
-        norms: a `KeyNorms` of these very keys; in the core only, with all keys at default positions
-            and without exempt tokens.
+        norms: a `KeyNorms` of these keys; in the core only, with all keys at default positions and
+            without exempt tokens.
         dropout: the dropout of weights, or None.
         log: whether to return the logsumexp.
 

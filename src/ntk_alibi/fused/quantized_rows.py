@@ -1,4 +1,4 @@
-"""Keys and values in eight bits a number, with a scale for each row."""
+"""Keys and values as eight-bit integers, with a scale for each row."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, NoReturn
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
 
-#: The greatest magnitude of a quantized number.
+#: The largest magnitude of a quantized value.
 GREATEST = 127
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuantizedRows:
-    """Keys or values as int8 numbers with a float32 scale for each token and head.
+    """Keys or values as int8 integers with a float32 scale per token and head.
 
     Formula::
 
         x[b, h, t, d] = numbers[b, h, t, d] scales[b, h, t]
 
-    `attention` takes a pair of them as key and value, of a query in float32, bfloat16 or float16,
-    and computes with exactly these products. They need (D + 4) / 4 D of the memory of float32 rows
-    of D numbers: 0.27 for D = 64. With rotary, `attention` makes float32 copies of them.
+    `attention` takes them as key and value, with a float32, bfloat16 or float16 query, and computes
+    with exactly these products. They need (D + 4) / 4D of the memory of float32 rows with D
+    channels: 0.27 for D = 64. With rotary, `attention` makes float32 copies of them.
 
     Attributes:
         numbers: int8 (batch, heads, tokens, head_dim), array or tensor.
         scales: float32 (batch, heads, tokens). A row whose scale is NaN is NaN.
 
     Raises:
-        TypeError, ValueError: numbers or scales have another dtype or shape, or are not of one
-            framework and device. `attention` refuses a pair of them where torch records or traces.
+        TypeError: an array has another dtype, or the frameworks differ.
+        ValueError: the shapes or devices do not match; in `attention`, torch records or traces.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -41,44 +41,51 @@ class QuantizedRows:
         True
         >>> na.attention(query, rows, na.QuantizedRows.of(value), na.ALiBi(8)).shape
         (1, 8, 5, 16)
+
+    Source: this package (docs/formulas.md).
     """
 
     numbers: Any
     scales: Any
 
     def __post_init__(self) -> None:
-        numbers, scales = self.numbers, self.scales
-        _checks.attention_input("numbers", numbers)
-        if not _arrays.is_array(scales) or _arrays.is_tensor(scales) != _arrays.is_tensor(numbers):
+        rows, scales = self.numbers, self.scales
+        _checks.attention_input("numbers", rows)  # codespell:ignore
+        if not _arrays.is_array(scales) or _arrays.is_tensor(scales) != _arrays.is_tensor(rows):
             raise TypeError(f"scales must be of numbers' framework, got {type(scales).__name__}")
         _checks.check_plain("scales", scales)
-        for name, array, dtype in (("numbers", numbers, "int8"), ("scales", scales, "float32")):
+        for name, dtype in (("numbers", "int8"), ("scales", "float32")):  # codespell:ignore
+            array = getattr(self, name)
             native = getattr(array.dtype, "isnative", True)
             if _arrays.dtype_name(array.dtype) != dtype or not native:
                 raise TypeError(f"{name} must be of native {dtype}, got {array.dtype}")
-        shape = tuple(numbers.shape[:3])
+        shape = tuple(rows.shape[:3])
         if tuple(scales.shape) != shape:
             raise ValueError(f"scales must have shape {shape}, got {tuple(scales.shape)}")
-        if _arrays.is_tensor(numbers) and numbers.device != scales.device:
-            raise ValueError(f"scales must be on numbers' {numbers.device}, got {scales.device}")
+        if _arrays.is_tensor(rows) and rows.device != scales.device:
+            raise ValueError(f"scales must be on numbers' {rows.device}, got {scales.device}")
 
     @staticmethod
     def of(x: Array) -> QuantizedRows:
-        """Return x rounded to the nearest multiples of a scale for each row.
+        """Quantize an array: round each row to multiples of its scale.
 
         Formula::
 
             scale = max_d |x_d| / 127,   |x_d - numbers_d scale| <= scale / 2
 
-        up to float32 rounding, for rows whose greatest magnitude is at least 1.5e-36; in smaller
-        rows the error is at most 2^-142. A row with infinity or NaN becomes NaN, a row of zeros has
-        the scale 0. Autograd sees a constant.
+        The bound holds up to float32 rounding for rows whose largest magnitude is at least 1.5e-36;
+        in smaller rows the error is at most 2^-142. A row with infinity or NaN becomes NaN, a row
+        of zeros has scale 0. Autograd treats the result as a constant.
 
         Args:
             x: (batch, heads, tokens, head_dim), float32, bfloat16 or float16.
 
+        Returns:
+            The quantized rows, in x's framework.
+
         Raises:
-            TypeError, ValueError: x has another dtype, or not four axes.
+            TypeError: x is not an array or a tensor, or has another dtype.
+            ValueError: x does not have four axes.
         """
         _checks.attention_input("x", x)
         _checks.floating_dtype(x.dtype, _arrays.CORE_DTYPES, "x")
@@ -89,12 +96,12 @@ class QuantizedRows:
         divisors = xp.where(scales > 0.0, scales, math.inf)[..., None]
         with _arrays.without_warnings(x):
             shares = xp.where(xp.isfinite(wide), wide, 0.0) / divisors
-        numbers = xp.clip(xp.round(shares), -GREATEST, GREATEST)
-        return QuantizedRows(_arrays.to_dtype(numbers, xp.int8), scales)
+        rounded = xp.clip(xp.round(shares), -GREATEST, GREATEST)
+        return QuantizedRows(_arrays.to_dtype(rounded, xp.int8), scales)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers."""
+        """(batch, heads, tokens, head_dim)."""
         return tuple(self.numbers.shape)
 
     @property
@@ -103,12 +110,12 @@ class QuantizedRows:
         return _arrays.any_requires_grad(self.scales)
 
     def dequantized(self, dtype: DTypeLike | None = None) -> Any:
-        """Return the products of numbers and scales, rounded to float32, and then to dtype."""
+        """Return the values as float32, rounded to dtype if it is given."""
         products = _arrays.to_float32(self.numbers) * self.scales[..., None]
         return products if dtype is None else _arrays.to_dtype(products, dtype)
 
     def __getitem__(self, index: Any) -> QuantizedRows:
-        """Return some rows: the index of batch, heads and tokens leaves each axis in place."""
+        """Return some rows, by an index of batch, heads and tokens that keeps all axes."""
         axes = index if isinstance(index, tuple) else (index,)
         if len(axes) > 3 or any(axis is None or axis is Ellipsis for axis in axes):
             raise IndexError(

@@ -26,7 +26,7 @@ def attention_by_chunks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor
         x.repeat_interleave(call.group, dim=1) if call.group > 1 else x
         for x in (call.key, call.value)
     )
-    call = call.of_inputs(call.query, key, value)
+    call = call.with_inputs(call.query, key, value)
 
     def attend(begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         return _attend_chunk(call.part(slice(begin, end), slice(0, keys)))

@@ -19,8 +19,8 @@ from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
-from ntk_alibi.fused.gradients import ForwardResults, gradients_of
-from ntk_alibi.fused.parts import Results, in_parts
+from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
+from ntk_alibi.fused.parts import Results, attend_in_parts
 from ntk_alibi.masks import Mask, Problem, SegmentIds
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device
@@ -81,7 +81,7 @@ def _attention_backward(
     *inputs: Any,
 ) -> Tensors:
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
-    gradients = gradients_of(_make_call(*inputs), results, bias_gradient=bias_gradient)
+    gradients = compute_gradients(_make_call(*inputs), results, bias_gradient=bias_gradient)
     bias_gradients = (
         _sum_to_shape(getattr(gradients, name), tensor, batched=name != "table")
         for name, tensor in zip(BIAS_TENSORS, inputs[3:], strict=False)
@@ -144,7 +144,7 @@ def _make_call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
         bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
     return AttentionCall(
         query, key, value, bias, problem, rule, scale, skip_tolerance,
-        factors=factors, known=known, dropout=make_dropout(seed, dropout),
+        factors=factors, initial_logsumexp=known, dropout=make_dropout(seed, dropout),
     )  # fmt: skip
 
 
@@ -195,9 +195,9 @@ def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Compute a checked call of tensors: the output and, if log, the logsumexp."""
     attend = partial(_attend, log=log)
     if call.rotary is None:
-        return in_parts(call, attend)[:2]
+        return attend_in_parts(call, attend)[:2]
     with _arrays.without_autocast(call.query.device.type):  # rotated inputs are not rounded
-        return in_parts(call, attend)[:2]
+        return attend_in_parts(call, attend)[:2]
 
 
 def _attend(call: AttentionCall, *, log: bool) -> Results:
@@ -221,7 +221,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         *(getattr(bias, name) for name in BIAS_TENSORS),
         *(None if x is None else _arrays.as_tensor(x, query, None) for x in problem_tensors),
         call.factors,
-        None if call.known is None else call.known.detach(),
+        None if call.initial_logsumexp is None else call.initial_logsumexp.detach(),
         to_seed(call.dropout),
         bias.table_begin,
         bias.knee,

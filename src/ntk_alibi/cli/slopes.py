@@ -35,10 +35,13 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     method = subcommand.bias_method(options.method, options.train_length)
-    if (options.length is None) == bool(scaling_per(method.scaling)):
+    dynamic = scaling_per(method.scaling) is not None
+    if dynamic and options.length is None:
+        raise ValueError(f"--length must be given with a dynamic method, got only {method.name}")
+    if not dynamic and options.length is not None:
         raise ValueError(
-            "--length must be given with a dynamic method, such as dynamic-ntk:2:query, and with "
-            f"no other, got {options.length} with {method.name}"
+            "--length must be given with a dynamic method, such as dynamic-ntk:2:query, and no "
+            f"other, got {method.name}"
         )
     values = slopes_at(options.num_heads, method.scaling, options.length, options.rule)
     slopes = values.tolist()

@@ -90,7 +90,9 @@ def test_gradients_are_exact_where_float32_rounds_the_logsumexp(isa: str, distan
     near = _gradients(query, key, value, gradient, tensors=True, bias=bias, **places)
     for got, expected in zip((of.query, of.key, of.value), near, strict=True):
         np.testing.assert_array_equal(got, expected)
-    with pytest.raises(ValueError, match="logsumexp must be float64, or the logsumexp of the same call"):
+    with pytest.raises(
+        ValueError, match="logsumexp must be float64, or the logsumexp of the same call"
+    ):
         attention_gradients(
             query, key, value, results[0], results[1] - 1e6, gradient, bias=bias, **places
         )

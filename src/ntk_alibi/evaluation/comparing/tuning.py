@@ -183,8 +183,11 @@ def search(
         **_compare_held_out(read, wanted, best, _best_ntk(trace[-1], wanted)),
         "settings": summary["settings"],
     }
-    answer = best if is_better(found) else ORIGINAL
-    return {**found, "answer": answer, "config": _to_config(answer, wanted.train_length)}
+    answer = parse_method(best if is_better(found) else ORIGINAL, wanted.train_length)
+    config = {"alibi_scaling": scaling_to_config(answer.scaling)}
+    if answer.log_n is not None:
+        config["alibi_log_n"] = answer.log_n.to_config()
+    return {**found, "answer": answer.name, "config": config}
 
 
 def _finalists(
@@ -277,13 +280,6 @@ def _scores(stage: str, methods: Sequence[str], summary: dict[str, Any]) -> Data
 def _ranked(scores: DataFrame) -> list[str]:
     """Return the methods, the most accurate first, of equals the one with fewer nats."""
     return list(scores.sort_values(["accuracy", "nats"], ascending=[False, True])["method"])
-
-
-def _to_config(name: str, train_length: int) -> dict[str, Any]:
-    """Return a method as entries of a model's configuration."""
-    method = parse_method(name, train_length)
-    config = {"alibi_scaling": scaling_to_config(method.scaling)}
-    return config if method.log_n is None else config | {"alibi_log_n": method.log_n.to_config()}
 
 
 def _best_ntk(finalists: DataFrame, wanted: Search) -> str:

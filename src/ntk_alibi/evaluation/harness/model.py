@@ -121,7 +121,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             _checks.integer("batch_size", number, minimum=1)
         elif max_length is None:
             _checks.missing("max_length", "with batch_size=auto, which tests batches of it")
-        options = {"dtype": "float32", "device": _device(), "max_length": max_length, **options}
+        accelerator = torch.accelerator.current_accelerator()
+        device = "cpu" if accelerator is None else accelerator.type  # the harness assumes CUDA
+        options = {"dtype": "float32", "device": device, "max_length": max_length, **options}
         if pretrained is None or isinstance(pretrained, str):
             pretrained = checkpoint_name(pretrained)
             with reading(pretrained):
@@ -387,9 +389,3 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 @cache
 def _versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
-
-
-def _device() -> str:
-    """Return the type of the accelerator, or "cpu", where the harness would assume CUDA."""
-    accelerator = torch.accelerator.current_accelerator()
-    return "cpu" if accelerator is None else accelerator.type

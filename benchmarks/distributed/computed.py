@@ -56,7 +56,7 @@ class _Known(Ranks):
         self.norms[self.rank] = tensor
         return [x if x.numel() else tensor for x in self.norms]
 
-    def together(self, make: Any) -> Any:
+    def run_together(self, make: Any) -> Any:
         """Return what a function makes; no other rank can fail."""
         return make()
 
@@ -197,7 +197,7 @@ def blocks_wanted(problems: list[Problem], size: int) -> dict[Problem, dict[int,
             )[1]
             scale = problem.head_dim**-0.5
             tiles = sequence.query_tiles(query, None, lower, sources, longest, scale, None)
-            bias = bounds.BiasBounds(sequence.bias(problem.bias, query), sequence.block)
+            bias = bounds.BiasBounds(sequence.kernel_bias(problem.bias, query), sequence.block)
             mask, share = sequence.problem.mask, _core.dropped_share(0.0) / 2
             found[problem][rank] = bounds.needed_blocks(tiles, sources, bias, mask, share)
     return found
@@ -230,7 +230,7 @@ def _balances(scores: NDArray[np.int64] | None, size: int) -> list[str]:
 def _sequence(problem: Problem, ranks: Ranks) -> Sequence:
     length = problem.own_length(ranks.size)
     each = {"own keys": length, "own padding": False, "own rows of positions": 1}
-    return Sequence.gathered(
+    return Sequence.gather(
         ranks,
         [each] * ranks.size,
         masks.Problem((1, problem.heads, length, length)),

@@ -18,7 +18,7 @@ from repository import ROOT
 
 
 def names(folder: Path) -> dict[str, Any]:
-    """Return the names that the page takes for granted: a model, its checkpoint and texts."""
+    """Return the names that the page expects: a model, its checkpoint and texts."""
     model, tokenizer, _ = load()
     model.generation_config.max_new_tokens = 4
     ids = tokenizer("In the beginning God created the heaven and the earth. " * 12)["input_ids"]
@@ -34,14 +34,14 @@ def names(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run the blocks one after the other."""
-    folder, *numbers = sys.argv[1:]
+    folder, *indices = sys.argv[1:]
     page = (ROOT / "docs/distributed.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    known = names(Path(folder))
-    for number in numbers:
-        exec(blocks[int(number)], known)
+    namespace = names(Path(folder))
+    for index in indices:
+        exec(blocks[int(index)], namespace)
     if dist.get_rank() == 0:
-        print(f"ran {len(numbers)} of {len(blocks)} blocks")
+        print(f"ran {len(indices)} of {len(blocks)} blocks")
     dist.destroy_process_group()
 
 

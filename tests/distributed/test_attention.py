@@ -1,4 +1,4 @@
-"""Attention over ranks: equal to one process that reads every key, and cheap on the wire."""
+"""Attention over ranks: equal to one process that reads every key, with little communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ntk_alibi as na
 from ntk_alibi.integrations.tensor_parallel import SomeHeads
 from processes import run
 
-#: float32 sums of a few hundred terms of size 1 differ by some ulps of the result.
+#: float32 sums of a few hundred terms near 1 differ by some ulps of the result.
 OUTPUT, GRADIENT = 5e-6, 2e-5
 
 
@@ -117,12 +117,12 @@ def in_turn(rank: int, size: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    """Return what the functions of this module find on each of four processes."""
+    """Return the results of this module's functions on each of four processes."""
     found = run(4, in_turn, 4)
     return {name: [of_rank[name] for of_rank in found] for name in found[0]}
 
 
-def test_results_and_gradients_are_those_of_one_process(results: Results) -> None:
+def test_results_and_gradients_equal_one_process(results: Results) -> None:
     for found in results["equal_to_one_process"]:
         for name, (output, logsumexp, *gradients) in found.items():
             assert max(output, logsumexp) < OUTPUT, name

@@ -68,7 +68,7 @@ def differences(
         layout: keywords of `shard` and `patch`.
         options: keywords of `patch`.
     """
-    ranks, layout = Ranks.of(group), layout or {}
+    ranks, layout = Ranks.from_group(group), layout or {}
     own = shard({"input_ids": torch.arange(batch["input_ids"].shape[1])[None]}, group, **layout)
     at = own["input_ids"][0]
     for each in (whole, model):
@@ -127,8 +127,8 @@ def steep(**config: Any) -> Any:
     return make_model("mpt", 4, attn_config={"alibi": True, "alibi_bias_max": 2}, **config)
 
 
-def silence(rank: int, size: int) -> dict[str, list[Any]]:
-    """Return bytes of a token and layer as a share of those of all results, and errors, by case."""
+def negligible_ranks(rank: int, size: int) -> dict[str, list[Any]]:
+    """Return bytes sent per token and layer, divided by those without skipping, and errors."""
     group, found = distributed.group.WORLD, {}
     ids = batch(600)["input_ids"]
     mask = torch.ones_like(ids)
@@ -144,7 +144,7 @@ def silence(rank: int, size: int) -> dict[str, list[Any]]:
         "a long key": (steep(), {}, None),
     }
     with torch.no_grad():
-        # tokens 7 have keys so long that a rank with one of them must not be silent
+        # tokens 7 have keys so long that a rank with one of them must not be negligible
         weights = cases["a long key"][0].transformer.wte.weight
         weights[7] *= 3000.0
     for name, (model, options, padding) in cases.items():
@@ -208,7 +208,7 @@ def passes(rank: int, size: int) -> dict[str, list[float]]:
 
 
 def generation(rank: int, size: int) -> dict[str, bool]:
-    """Return whether generated tokens are those of one process on all ranks, by family."""
+    """Return whether all ranks generate the tokens that one process generates, by family."""
     group, found = distributed.group.WORLD, {}
     text = {name: x for name, x in batch().items() if name != "labels"}
     for name in ("mpt", "falcon", "falcon, new decoder"):
@@ -224,7 +224,7 @@ def generation(rank: int, size: int) -> dict[str, bool]:
 
 
 def own_loss(rank: int, size: int) -> None:
-    """Assert that a loss function of the user is put aside for the group's, and put back."""
+    """Assert that the group's loss function replaces the user's, which comes back."""
     group, model, ids = distributed.group.WORLD, make_model("bloom"), batch()["input_ids"][:1]
     loss = model.loss_function
     model.loss_function = own = lambda *_, **__: torch.tensor(7.0)
@@ -272,7 +272,7 @@ def on_a_mesh(rank: int, size: int, folder: Path) -> dict[str, list[float]]:
 
 def everything(rank: int, size: int, folder: Path) -> dict[str, Any]:
     own_loss(rank, size)
-    work = silence, passes, generation
+    work = negligible_ranks, passes, generation
     found = {function.__name__: function(rank, size) for function in work}
     return {**found, "on_a_mesh": on_a_mesh(rank, size, folder)}
 
@@ -304,8 +304,8 @@ def test_heads_and_texts_are_divided_together(results: list[dict[str, Any]]) -> 
 
 
 def test_ranks_whose_keys_weigh_nothing_send_nothing(results: list[dict[str, Any]]) -> None:
-    for name in results[0]["silence"]:
-        shares, errors, same = zip(*(x["silence"][name] for x in results), strict=True)
+    for name in results[0]["negligible_ranks"]:
+        shares, errors, same = zip(*(x["negligible_ranks"][name] for x in results), strict=True)
         assert all(same), name
         assert max(errors) < 5e-6, name  # three layers of float32 sums
         if name == "flat":
@@ -313,6 +313,6 @@ def test_ranks_whose_keys_weigh_nothing_send_nothing(results: list[dict[str, Any
         elif name == "a long key":
             assert shares[2] > 0.99, shares
         else:
-            # the last rank speaks; flags are a byte each
+            # the last rank sends its result; flags are a byte each
             assert max(shares[:2]) < 0.02, (name, shares)
             assert sum(shares) < 2.1, (name, shares)

@@ -56,12 +56,12 @@ def nano_bloom() -> Any:
 
 
 def prompt() -> torch.Tensor:
-    """Return a text that repeats itself, so that looking words up finds some."""
+    """Return a text that repeats itself, so that prompt lookup finds some."""
     return torch.randint(4, 1300, (1, 40), generator=torch.Generator().manual_seed(0)).repeat(1, 7)
 
 
 def ways(rank: int, kinds: dict[str, dict[str, Any]]) -> dict[str, bool]:
-    """Return whether generated tokens are those of one process, by the way of generation."""
+    """Return whether generated tokens are the tokens of one process, by the way of generation."""
     group, model, found = distributed.group.WORLD, nano_bloom(), {}
     for name, options in kinds.items():
         options = {"inputs": prompt(), "do_sample": False, "max_new_tokens": 8, **options}
@@ -79,7 +79,7 @@ def ways(rank: int, kinds: dict[str, dict[str, Any]]) -> dict[str, bool]:
 
 
 def turns(rank: int) -> tuple[list[int], list[float]]:
-    """Return how many keys this rank holds after each turn, and errors of the turns' logits."""
+    """Return how many keys this rank has after each turn, and errors of the turns' logits."""
     group, model, held, errors = distributed.group.WORLD, nano_bloom(), [], []
     ids = torch.randint(4, 1300, (2, 700), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
@@ -99,7 +99,7 @@ def turns(rank: int) -> tuple[list[int], list[float]]:
 
         turn(0, 200, slice(-5, None), logits_to_keep=5)
         turn(200, 210, slice(None))  # together, on one rank
-        turn(210, 600, slice(None))  # dealt out
+        turn(210, 600, slice(None))  # spread over the ranks
         cache.crop(0)
         held.append(len(cache.columns))
         cache.crop(-100)

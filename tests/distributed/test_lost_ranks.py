@@ -1,4 +1,4 @@
-"""A rank that is gone gives the others an error, and no hang."""
+"""When a rank ends, the others raise an error, and do not hang."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Devices that tensors travel from, by the backends of a group."""
+"""Devices from which tensors are sent, by the backends of a group."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ntk_alibi.distributed.ranks import served_device
+from ntk_alibi.distributed.ranks import supported_device
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from ntk_alibi.distributed.ranks import served_device
         ("cpu:mpi", "cuda:1", "cpu"),
     ],
 )
-def test_tensors_travel_from_a_device_that_the_group_serves(
+def test_tensors_are_sent_from_a_device_that_the_group_supports(
     config: str, device: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
-    assert served_device(config, torch.device(device)) == torch.device(expected)
+    assert supported_device(config, torch.device(device)) == torch.device(expected)

@@ -1,4 +1,4 @@
-"""What attention and patched models refuse over ranks: all of them raise the same sentence.
+"""What attention and patched models refuse over ranks: all ranks raise the same message.
 
 Where only rank 1 does something wrong, no other rank may wait for it. After all sentences the group
 works on.
@@ -128,7 +128,7 @@ def _ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape)
 
 
-#: The beginnings of the sentences that all ranks hear, and what attention refuses with them.
+#: The beginnings of the messages that all ranks get, and the calls that attention refuses so.
 BY_ATTENTION: dict[str, Callable[[Attention], Any]] = {
     "group must be a torch.distributed.ProcessGroup or a DeviceMesh, got str": lambda here: (
         here.attend(group="gloo")
@@ -206,7 +206,7 @@ BY_ATTENTION: dict[str, Callable[[Attention], Any]] = {
     "bias must be the same on all ranks, got ALiBi of 4 heads": lambda here: here.attend(
         na.ALiBi(4, exempt=here.rank)
     ),
-    "bias must be the same on all ranks, got dense numbers": lambda here: here.attend(
+    "bias must be the same on all ranks, got an array": lambda here: here.attend(
         torch.full((4, 1, 1), float(here.rank))
     ),
     "heads must be the same on all ranks, got 4 on rank 0 and 3 on rank 1": lambda here: (
@@ -294,7 +294,7 @@ BY_MODELS: dict[str, Callable[[Model], Any]] = {
     "input_ids must be the parts of shard(batch, group, layout='zigzag'), [71, 70": lambda here: (
         here.run(here.ids[:, : 70 + here.rank], {"layout": "zigzag"})
     ),
-    "on rank 1: labels must be those of this rank's part": lambda here: here.run(
+    "on rank 1: labels must belong to this rank's part": lambda here: here.run(
         here.own, labels=here.ids if here.second else here.own
     ),
     "on rank 0: num_items_in_batch must be None in a model patched with group, go": lambda here: (
@@ -359,7 +359,7 @@ BY_MODELS: dict[str, Callable[[Model], Any]] = {
 
 
 def heard(refused: Mapping[str, Callable[[Any], Any]], here: Any) -> dict[str, str]:
-    """Return what this rank hears, by the beginnings of the sentences."""
+    """Return the messages that this rank gets, by their beginnings."""
     said = {}
     for sentence, call in refused.items():
         try:
@@ -371,7 +371,7 @@ def heard(refused: Mapping[str, Callable[[Any], Any]], here: Any) -> dict[str, s
 
 
 def on_rank(rank: int) -> dict[str, dict[str, str]]:
-    """Return what this rank hears from attention and from models."""
+    """Return the messages of attention and of models on this rank."""
     attention, model = Attention(rank), Model(rank)
     said = {"attention": heard(BY_ATTENTION, attention), "models": heard(BY_MODELS, model)}
     # the group works on
@@ -389,7 +389,7 @@ def heard_by() -> list[dict[str, dict[str, str]]]:
     ("of", "sentence"),
     [*(("attention", x) for x in BY_ATTENTION), *(("models", x) for x in BY_MODELS)],
 )
-def test_all_ranks_hear_the_same_sentence(
+def test_all_ranks_raise_the_same_message(
     of: str, sentence: str, heard_by: list[dict[str, dict[str, str]]]
 ) -> None:
     first, second = (said[of][sentence] for said in heard_by)

@@ -15,12 +15,12 @@ from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
 RANKS, KEYS, DIM = 4, 200, 16
 
-#: What each of three silent ranks may hold of a sum.
+#: The share of the weights of each of three negligible ranks.
 SHARE = 2.0**-25 / 3
 
 
-def standing(distance: int, bias: Any, mask: Mask = EVERYTHING, new: int = 1) -> KeyWeightBounds:
-    """Return the standing of 200 keys whose last one is `distance` before the first new token."""
+def bounds_at(distance: int, bias: Any, mask: Mask = EVERYTHING, new: int = 1) -> KeyWeightBounds:
+    """Return the bounds of 200 keys, the last of which is `distance` before the first new token."""
     keys = np.arange(KEYS)[None]
     queries = keys[:, -1:] + distance + np.arange(new)
     problem = Problem((1, 2, new, KEYS), mask)
@@ -52,10 +52,10 @@ def test_the_worst_keys_of_these_norms_weigh_less_than_the_share(bias: Any, leng
         norms = na.KeyNorms().update(held)
         centre = torch.from_numpy(norms.centres[0, 0])
         for distance in np.unique(np.geomspace(1, 60000, 25).astype(int)):
-            at = standing(distance, bias)
-            silent = at.silent(query, key, None, 0.25, norms)
-            told.append(silent)
-            if not silent:
+            at = bounds_at(distance, bias)
+            negligible = at.is_negligible(query, key, None, 0.25, norms)
+            told.append(negligible)
+            if not negligible:
                 continue
             for head in range(2):
                 q = query[0, head, 0].double()
@@ -72,24 +72,26 @@ def test_the_worst_keys_of_these_norms_weigh_less_than_the_share(bias: Any, leng
     assert not all(told)
 
 
-def test_factors_windows_and_unknown_numbers() -> None:
+def test_factors_windows_and_values_that_are_not_finite() -> None:
     bias = na.ALiBi(2, slopes=np.array([0.5, 0.1], np.float32))
     query, key, held = tokens(0)
     norms = na.KeyNorms().update(held)
-    assert standing(500, bias).silent(query, key, None, 0.25, norms)
-    assert not standing(500, bias).silent(query, key, torch.full((1, 1, 1), 40.0), 0.25, norms)
-    # a window shows nothing of these keys, whatever they are
+    assert bounds_at(500, bias).is_negligible(query, key, None, 0.25, norms)
+    assert not bounds_at(500, bias).is_negligible(
+        query, key, torch.full((1, 1, 1), 40.0), 0.25, norms
+    )
+    # a window hides all of these keys
     infinite = na.KeyNorms().update(held / 0.0)
-    assert standing(100, bias, Mask(window=100)).silent(query, key, None, 0.25, infinite)
-    assert not standing(99, bias, Mask(window=100)).silent(query, key, None, 0.25, norms)
-    assert not standing(500, bias).silent(query, key, None, 0.25, infinite)
-    assert not standing(500, bias).silent(query * torch.nan, key, None, 0.25, norms)
-    assert not standing(500, bias).silent(query, key * torch.inf, None, 0.25, norms)
+    assert bounds_at(100, bias, Mask(window=100)).is_negligible(query, key, None, 0.25, infinite)
+    assert not bounds_at(99, bias, Mask(window=100)).is_negligible(query, key, None, 0.25, norms)
+    assert not bounds_at(500, bias).is_negligible(query, key, None, 0.25, infinite)
+    assert not bounds_at(500, bias).is_negligible(query * torch.nan, key, None, 0.25, norms)
+    assert not bounds_at(500, bias).is_negligible(query, key * torch.inf, None, 0.25, norms)
     flat = na.ALiBi(2, slopes=np.array([0.5, -0.1], np.float32))
-    assert not standing(10000, flat).silent(query, key, None, 0.25, norms)
-    assert not standing(10000, flat).may_be_silent
-    assert standing(500, bias).may_be_silent
-    assert not standing(5, bias).may_be_silent
+    assert not bounds_at(10000, flat).is_negligible(query, key, None, 0.25, norms)
+    assert not bounds_at(10000, flat).may_be_negligible
+    assert bounds_at(500, bias).may_be_negligible
+    assert not bounds_at(5, bias).may_be_negligible
 
 
 def test_all_new_tokens_must_do_without_the_keys() -> None:
@@ -97,7 +99,7 @@ def test_all_new_tokens_must_do_without_the_keys() -> None:
     query, key, held = tokens(0)
     norms = na.KeyNorms().update(held)
     both = torch.cat([query, 80.0 * query], 2), torch.cat([key, key], 2)
-    assert standing(400, bias, new=2).silent(
+    assert bounds_at(400, bias, new=2).is_negligible(
         torch.cat([query, query], 2), both[1], None, 0.25, norms
     )
-    assert not standing(400, bias, new=2).silent(*both, None, 0.25, norms)
+    assert not bounds_at(400, bias, new=2).is_negligible(*both, None, 0.25, norms)

@@ -70,7 +70,7 @@ def stored(folder: Path) -> dict[str, str]:
 def divided(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
     """Return errors of logits and gradients, and whether generated tokens are equal, by model.
 
-    With the first options weights are dropped: of the heads of a rank, those of the whole model.
+    With the first options, each rank drops the same weights of its heads as the whole model.
     """
     from transformers.distributed import DistributedConfig
 

@@ -20,7 +20,7 @@ from processes import run
 
 pytest.importorskip("accelerate")
 
-#: Texts of a step are those of so many backward passes, of two texts each.
+#: A step has so many backward passes, of two texts each.
 ACCUMULATED, STEPS, RATE = 2, 2, 0.1
 
 
@@ -48,7 +48,7 @@ class OnParts(transformers.Trainer):
 
 
 class OnPartsWithLoss(OnParts):
-    """Takes the model's own loss."""
+    """Uses the model's loss."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: Any = False, **_: Any) -> Any:
         outputs = model(**inputs)

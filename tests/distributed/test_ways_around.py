@@ -87,15 +87,13 @@ def around(rank: int, size: int) -> dict[str, float]:
             assert y.grad is not None
             errors.append(x.grad - y.grad[:, :, at])
         found[name] = max(float(x.abs().max()) for x in errors) / bound
-    numbers = torch.linspace(-1, 1, LENGTH)[None]
-    shared = [numbers.clone().requires_grad_() for _ in range(2)]
+    values = torch.linspace(-1, 1, LENGTH)[None]
+    shared = [values.clone().requires_grad_() for _ in range(2)]
     whole, part, _ = parts(rank, size)
     (na.attention(*whole, shared[0]) ** 2).sum().backward()
     (na.distributed.attention(*part, shared[1], group=group) ** 2).sum().backward()
     expected, result = (x.grad for x in shared)
-    found["dense numbers of all queries"] = float(
-        (result - expected).norm() / expected.norm() / 1e-5
-    )
+    found["an array for all queries"] = float((result - expected).norm() / expected.norm() / 1e-5)
     return found
 
 
@@ -149,12 +147,12 @@ def test_a_patch_with_a_group_may_nest_in_one_without() -> None:
     assert losses == pytest.approx([losses[0]] * 3, rel=2.0**-20)
 
 
-def test_biases_are_described_by_their_numbers_or_their_form() -> None:
-    from ntk_alibi.distributed.sequence import description
+def test_biases_are_described_by_their_parameters_or_their_form() -> None:
+    from ntk_alibi.distributed.sequence import describe_bias
 
-    assert description(SimpleNamespace(num_heads=4)) == "SimpleNamespace"
-    assert description(na.ALiBi(4)) != description(na.ALiBi(4, slopes=[0.5] * 4))
-    of_rows = [description(np.full((4, 8, 8), x)) for x in (0.0, 1.0)]
+    assert describe_bias(SimpleNamespace(num_heads=4)) == "SimpleNamespace"
+    assert describe_bias(na.ALiBi(4)) != describe_bias(na.ALiBi(4, slopes=[0.5] * 4))
+    of_rows = [describe_bias(np.full((4, 8, 8), x)) for x in (0.0, 1.0)]
     assert of_rows[0] == of_rows[1]  # each rank has the rows of its own queries
-    shared = [description(np.full((4, 1, 8), x)) for x in (0.0, 1.0)]
+    shared = [describe_bias(np.full((4, 1, 8), x)) for x in (0.0, 1.0)]
     assert shared[0] != shared[1]

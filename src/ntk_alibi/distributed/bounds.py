@@ -1,12 +1,11 @@
-"""Upper bounds of the softmax mass of blocks of keys that lie on other ranks.
+"""Upper bounds of the weights of blocks of keys on other ranks.
 
-benchmarks/results/distributed.md has the proof. All numbers are NumPy's, float64 unless stated
-otherwise, and natural logarithms; rows are pairs of batch row and head.
+benchmarks/results/distributed.md has the proof. Arrays are NumPy's, float64 unless stated
+otherwise, and logarithms are natural.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +17,13 @@ from ntk_alibi.masks import Mask
 
 Floats = NDArray[np.float64]
 
-#: Factor of norms that covers the rounding of float32 sums of at most 256 squares.
+#: A factor of norms that covers the rounding of float32 sums of at most 256 squares.
 NORM_SLACK = 1.0 + 2.0**-15
 
-#: Position of blocks without real keys, which no query sees.
+#: The position of blocks without real keys, which no query sees.
 NOWHERE = 2**31
 
-#: Numbers of a chunk of tiles by blocks, so that memory stays bounded.
+#: The most pairs of a tile and a block that are computed at a time, so that memory stays bounded.
 CHUNK = 2**22
 
 
@@ -35,7 +34,7 @@ class KeyBlocks(NamedTuple):
         norms: greatest norm of the keys less the centre, (batch, key heads, blocks) float32.
         centres: the centre that norms are measured from, (batch, key heads, head_dim) float32.
         first, last: least and greatest position of real keys, (1 or batch, blocks) int64; NOWHERE
-            for blocks without any.
+            in blocks without any.
         real: number of real keys, (1 or batch, blocks).
         distinct: whether no two real keys of a block share a position, (1 or batch, blocks).
         sums: least prefix sum of the keys, (1 or batch, heads, blocks), or None.
@@ -56,11 +55,11 @@ class QueryTiles(NamedTuple):
     Attributes:
         norms: greatest norm of the queries times all factors of their dot products, (batch, heads,
             tiles).
-        room: for each source of blocks, the greatest q.z - l over the tile's queries, with q
-            times those factors and l a
-            lower bound of the query's logsumexp, (sources, batch, heads, tiles).
+        room: for each source of blocks, the greatest q.z - l over the tile's queries, with q the
+            query times these factors, z the source's centre and l a lower bound of the query's
+            logsumexp, (sources, batch, heads, tiles).
         first, last: least and greatest position, (1 or batch, tiles) int64.
-        seen_from, seen_to: bounds of the visible interval of positions, (1 or batch, tiles).
+        seen_from, seen_to: bounds of the visible positions, (1 or batch, tiles).
         sums: greatest prefix sum, (1 or batch, heads, tiles), or None.
     """
 
@@ -73,19 +72,19 @@ class QueryTiles(NamedTuple):
     sums: Floats | None = None
 
 
-def by_tile(numbers: NDArray[Any], size: int, reduce: Any, fill: Any) -> NDArray[Any]:
-    """Reduce the last axis in runs of `size`, the last of which may be shorter."""
-    count = -(-numbers.shape[-1] // size)
-    short = count * size - numbers.shape[-1]
-    padded = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, short)], constant_values=fill)
-    result: NDArray[Any] = reduce(padded.reshape(*numbers.shape[:-1], count, size), axis=-1)
+def reduce_runs(array: NDArray[Any], size: int, reduce: Any, fill: Any) -> NDArray[Any]:
+    """Reduce the last axis in runs of `size`; the last run may be shorter."""
+    count = -(-array.shape[-1] // size)
+    short = count * size - array.shape[-1]
+    padded = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, short)], constant_values=fill)
+    result: NDArray[Any] = reduce(padded.reshape(*array.shape[:-1], count, size), axis=-1)
     return result
 
 
 def block_positions(
     positions: NDArray[Any], real: NDArray[np.bool_], size: int
 ) -> tuple[Any, Any, Any, Any]:
-    """Return first, last and count of the real keys of blocks, and whether their positions differ.
+    """Return the fields `first`, `last`, `real` and `distinct` of `KeyBlocks`.
 
     Args:
         positions: (1 or batch, keys).
@@ -93,27 +92,27 @@ def block_positions(
         size: number of keys in a block.
     """
     positions = np.broadcast_to(positions.astype(np.int64), real.shape)
-    first = by_tile(np.where(real, positions, NOWHERE), size, np.min, NOWHERE)
-    last = by_tile(np.where(real, positions, -1), size, np.max, -1)
-    count = by_tile(real.astype(np.int64), size, np.sum, 0)
+    first = reduce_runs(np.where(real, positions, NOWHERE), size, np.min, NOWHERE)
+    last = reduce_runs(np.where(real, positions, -1), size, np.max, -1)
+    count = reduce_runs(real.astype(np.int64), size, np.sum, 0)
     unique = np.where(real, positions, -2 - np.arange(positions.shape[1]))
-    return first, last, count, by_tile(unique, size, _differ, -1)
+    return first, last, count, reduce_runs(unique, size, _all_differ, -1)
 
 
 def tile_positions(positions: NDArray[Any], mask: Mask, size: int) -> dict[str, Any]:
-    """Return the fields of `QueryTiles` that positions (1 or batch, queries) and a mask give."""
+    """Return the fields of `QueryTiles` that follow from positions (1 or batch, queries)."""
     at = positions.astype(np.int64)
     seen_from, seen_to = mask.interval(at)
     return {
-        "first": by_tile(at, size, np.min, NOWHERE),
-        "last": by_tile(at, size, np.max, -1),
-        "seen_from": by_tile(seen_from, size, np.min, NOWHERE),
-        "seen_to": by_tile(seen_to, size, np.max, -NOWHERE),
+        "first": reduce_runs(at, size, np.min, NOWHERE),
+        "last": reduce_runs(at, size, np.max, -1),
+        "seen_from": reduce_runs(seen_from, size, np.min, NOWHERE),
+        "seen_to": reduce_runs(seen_to, size, np.max, -NOWHERE),
     }
 
 
 def visible_blocks(tiles: QueryTiles, blocks: KeyBlocks, mask: Mask) -> NDArray[np.bool_]:
-    """Return which blocks some query of a tile can see, (1 or batch, tiles, blocks)."""
+    """Return which blocks may be seen by some query of a tile, (1 or batch, tiles, blocks)."""
     first, last = blocks.first[:, None], blocks.last[:, None]
     inside = (first < tiles.seen_to[:, :, None]) & (last >= tiles.seen_from[:, :, None])
     sinks = (first < mask.sink) & (first < tiles.seen_to[:, :, None])
@@ -122,10 +121,10 @@ def visible_blocks(tiles: QueryTiles, blocks: KeyBlocks, mask: Mask) -> NDArray[
 
 
 class BiasBounds:
-    """Upper bounds of a bias between tiles and blocks, by head.
+    """Upper bounds of a bias between tiles and blocks.
 
     Args:
-        bias: the kernel form over all keys of the sequence.
+        bias: the kernel form for all keys of the sequence.
         tile: number of queries in a tile.
     """
 
@@ -135,7 +134,7 @@ class BiasBounds:
         for name, slopes in bias.slopes.items():
             reduced = slopes.astype(np.float64)
             if reduced.shape[2] > 1:
-                reduced = by_tile(reduced, tile, np.min, np.inf)
+                reduced = reduce_runs(reduced, tile, np.min, np.inf)
             self._least[name] = reduced
         if bias.table is not None:
             table = bias.table.astype(np.float64)
@@ -150,7 +149,7 @@ class BiasBounds:
 
     @property
     def proven(self) -> bool:
-        """Whether distant keys are bounded at all."""
+        """Whether there are bounds for distant keys."""
         bias = self._bias
         if bias.exempt or bias.dense is not None:
             return False
@@ -161,15 +160,15 @@ class BiasBounds:
             or (bool(self._least) and all(bool((side >= 0).all()) for side in slopes))
         )
 
-    def of(
+    def between(
         self, head: int, batch: int, tiles: slice, query: QueryTiles, blocks: KeyBlocks
     ) -> tuple[Floats, Floats]:
-        """Return the bound of the bias and the logarithm of the number of keys that can have it.
+        """Return an upper bound of the bias, and the logarithm of how many keys can reach it.
 
         Args:
-            head: number of the head.
-            batch: number of the batch row.
-            tiles: the tiles.
+            head: index of the head.
+            batch: index of the batch row.
+            tiles: the tiles to compute.
             query: the tiles of this rank.
             blocks: the blocks of one source.
 
@@ -188,33 +187,33 @@ class BiasBounds:
         behind = query.first[row, tiles, None] - blocks.last[at][None]
         ahead = blocks.first[at][None] - query.last[row, tiles, None]
         if self._bias.table is not None:
-            return self._of_table(head, behind, ahead), count
-        bound, rate = self._of_slopes(head, batch, tiles, behind, ahead)
+            return self._table_bound(head, behind, ahead), count
+        bound, rate = self._slope_bound(head, batch, tiles, behind, ahead)
         rate = np.where(blocks.distinct[at][None], rate, 0.0)
-        return bound, np.log(_weights(rate, np.exp(count)))
+        return bound, np.log(_sum_of_weights(rate, np.exp(count)))
 
-    def at_least(self, distance: float) -> float:
-        """Return the bound of a bias of slopes behind a query, of all heads, from a distance on."""
+    def beyond(self, distance: float) -> float:
+        """Return an upper bound, over all heads, of slopes at this distance behind and farther."""
         slopes = [float(x.min()) for name, x in self._least.items() if name.endswith("left")]
         return -distance * min(slopes, default=0.0)
 
-    def _of_table(self, head: int, behind: NDArray[Any], ahead: NDArray[Any]) -> Floats:
+    def _table_bound(self, head: int, behind: NDArray[Any], ahead: NDArray[Any]) -> Floats:
         size, begin = self._from.shape[1], self._bias.table_begin
         whole = float(self._from[head, 0]) if size else -np.inf
         bound = np.full(np.broadcast_shapes(behind.shape, ahead.shape), whole)
         if size:
-            at_least = self._from[head, np.clip(behind - begin, 0, size - 1)]
+            beyond = self._from[head, np.clip(behind - begin, 0, size - 1)]
             at_most = self._up_to[head, np.clip(-ahead - begin, 0, size - 1)]
-            bound = np.where(behind > 0, at_least, np.where(ahead > 0, at_most, bound))
-        # a distance outside of the table has the bias 0
+            bound = np.where(behind > 0, beyond, np.where(ahead > 0, at_most, bound))
+        # Distances outside of the table have the bias 0.
         outside = (behind >= begin + size) | (-ahead < begin)
         result: Floats = np.where(outside, np.maximum(bound, 0.0), bound)
         return result
 
-    def _of_slopes(
+    def _slope_bound(
         self, head: int, batch: int, tiles: slice, behind: Any, ahead: Any
     ) -> tuple[Floats, Floats]:
-        """Return the bound, and the rate at which it falls from a block's nearest key on."""
+        """Return the bound at a block's nearest key, and how fast it falls beyond that key."""
 
         def least(name: str) -> Floats:
             side = self._least[name]
@@ -236,8 +235,8 @@ class BiasBounds:
         return np.where(hidden, -np.inf, bound), np.where(near > 0, rate, 0.0)
 
 
-def _weights(rate: Floats, count: Floats) -> Floats:
-    """Return the greatest sum of weights e^(-rate t) of `count` keys at different t = 0, 1, ..."""
+def _sum_of_weights(rate: Floats, count: Floats) -> Floats:
+    """Return the sum of e^(-rate t) over t = 0, ..., count - 1, or an upper bound."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         series = np.expm1(-rate * count) / np.expm1(-rate)
     return np.minimum(np.where(rate > 1e-12, series, count), count)
@@ -252,14 +251,14 @@ def needed_blocks(
 ) -> list[NDArray[np.bool_]]:
     """Return the blocks of each source that must be read, (batch, key heads, blocks).
 
-    All other blocks together hold at most `share` of the sum of each query.
+    All other blocks together have at most `share` of each query's weights.
 
     Args:
         query: the tiles of this rank.
-        sources: the blocks of the other ranks; empty ones for this rank.
+        sources: the blocks of all ranks; none for this rank.
         bias: bounds of the bias.
         mask: the mask.
-        share: greatest share of a query's softmax mass that may be left out; 0 for none.
+        share: the greatest share of a query's weights that may be left out; 0 for none.
     """
     seen = [visible_blocks(query, blocks, mask) for blocks in sources]
     batch, heads, _ = query.norms.shape
@@ -271,10 +270,10 @@ def needed_blocks(
             needed = any_tile
             if share > 0.0 and bias.proven:
                 worst = [
-                    _worst(query, blocks, bias, visible, (b, head, source))
+                    _log_shares(query, blocks, bias, visible, (b, head, source))
                     for source, (blocks, visible) in enumerate(zip(sources, seen, strict=True))
                 ]
-                needed = _heaviest(worst, share)
+                needed = _needed(worst, share)
             for want, need in zip(wanted, needed, strict=True):
                 want[b, head * key_heads // heads] |= need
     return wanted
@@ -283,44 +282,46 @@ def needed_blocks(
 def none_needed(
     query: QueryTiles, blocks: KeyBlocks, bias: BiasBounds, mask: Mask, share: float
 ) -> bool:
-    """Return whether all blocks of one source together hold at most `share` of each query's sum."""
+    """Return whether all blocks of one source have at most `share` of each query's weights."""
     seen = visible_blocks(query, blocks, mask)
     if not seen.any():
         return True
     batch, heads, _ = query.norms.shape
-    # The last heads have the flattest slopes in most models, and so decide most often.
+    # In most models the last heads have the flattest slopes, so they decide most often.
     rows = ((b, head, 0) for head in reversed(range(heads)) for b in range(batch))
     return bias.proven and not any(
-        _heaviest([_worst(query, blocks, bias, seen, row)], share)[0].any() for row in rows
+        _needed([_log_shares(query, blocks, bias, seen, row)], share)[0].any() for row in rows
     )
 
 
-def _worst(
+def _log_shares(
     query: QueryTiles,
     blocks: KeyBlocks,
     bias: BiasBounds,
     visible: NDArray[np.bool_],
     row: tuple[int, int, int],
 ) -> Floats:
-    """Return for each block the greatest logarithm, over the tiles, of its share of a sum."""
+    """Return the logarithm of each block's greatest share of a query's weights."""
     batch, head, source = row
     heads, key_heads = query.norms.shape[1], blocks.norms.shape[1]
     norms = blocks.norms[batch, head * key_heads // heads].astype(np.float64)
     worst = np.full(norms.shape, -np.inf)
-    for tiles in _chunks(query.norms.shape[2], max(1, CHUNK // max(len(norms), 1))):
-        bound, count = bias.of(head, batch, tiles, query, blocks)
+    size = max(1, CHUNK // max(len(norms), 1))
+    for begin in range(0, query.norms.shape[2], size):
+        tiles = slice(begin, begin + size)
+        bound, count = bias.between(head, batch, tiles, query, blocks)
         scores = query.norms[batch, head, tiles, None] * norms[None]
         with np.errstate(invalid="ignore", over="ignore"):
             share = scores + bound + count + query.room[source, batch, head, tiles, None]
-        # infinite scores and sums that are not known prove nothing
+        # NaN comes from infinite scores and from missing lower bounds, and proves nothing.
         share = np.where(np.isnan(share), np.inf, share)
         share = np.where(visible[batch if len(visible) > 1 else 0, tiles], share, -np.inf)
         worst = np.maximum(worst, share.max(axis=0, initial=-np.inf))
     return worst
 
 
-def _heaviest(worst: list[Floats], share: float) -> list[NDArray[np.bool_]]:
-    """Return all blocks except the lightest ones, which hold at most `share` together."""
+def _needed(worst: list[Floats], share: float) -> list[NDArray[np.bool_]]:
+    """Return all blocks except the lightest, which together have at most `share`."""
     every = np.concatenate(worst)
     order = np.argsort(every, kind="stable")
     with np.errstate(over="ignore"):
@@ -330,14 +331,9 @@ def _heaviest(worst: list[Floats], share: float) -> list[NDArray[np.bool_]]:
     return np.split(keep, np.cumsum([len(x) for x in worst])[:-1])
 
 
-def _differ(numbers: NDArray[Any], axis: int) -> NDArray[np.bool_]:
-    """Return whether all numbers >= 0 along the last axis differ."""
-    ordered = np.sort(numbers, axis=axis)
+def _all_differ(positions: NDArray[Any], axis: int) -> NDArray[np.bool_]:
+    """Return whether all positions >= 0 along the last axis differ."""
+    ordered = np.sort(positions, axis=axis)
     same = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     differ: NDArray[np.bool_] = ~same.any(axis=axis)
     return differ
-
-
-def _chunks(count: int, size: int) -> Iterator[slice]:
-    for begin in range(0, count, size):
-        yield slice(begin, min(begin + size, count))

@@ -1,7 +1,8 @@
 """The exchange of blocks of keys and values between ranks, with gradients.
 
-The receiver decides which blocks it needs, and the sender obeys: if both computed the decision, one
-last bit that differs between two machines would give splits that do not fit, and a hang.
+The receiver alone decides which blocks it needs, and tells the sender. If both computed the
+decision, one bit that differs between two machines would make them exchange different sizes, and
+hang.
 """
 
 from __future__ import annotations
@@ -19,54 +20,54 @@ from ntk_alibi.distributed.ranks import Ranks
 
 @dataclass
 class Plan:
-    """The blocks that travel.
+    """The blocks that are exchanged.
 
     Attributes:
         ranks: the processes.
         block: number of keys in a block.
-        wanted: for each rank, the blocks that this rank gets from it, bool (rows, blocks), rows
-            being pairs of batch row and key head.
-        given: for each rank, the blocks that it gets from this rank.
+        incoming: for each rank, which of its blocks it sends to this rank, bool (rows, blocks); a
+            row is a pair of a batch row and a key head.
+        outgoing: for each rank, which of this rank's blocks it gets, bool (rows, blocks).
     """
 
     ranks: Ranks
     block: int
-    wanted: list[torch.Tensor]
-    given: list[torch.Tensor]
+    incoming: list[torch.Tensor]
+    outgoing: list[torch.Tensor]
     _pending: dict[str, tuple[Any, torch.Tensor, torch.Tensor]] = field(
         default_factory=dict, init=False
     )
 
     @staticmethod
-    def agreed(ranks: Ranks, block: int, wanted: list[NDArray[np.bool_]], own: int) -> Plan:
-        """Send the wishes of this rank, and return the plan that obeys all ranks' wishes.
+    def agree(ranks: Ranks, block: int, incoming: list[NDArray[np.bool_]], own: int) -> Plan:
+        """Tell each rank which of its blocks this rank needs, and return the plan of all requests.
 
         Args:
             ranks: the processes.
             block: number of keys in a block.
-            wanted: for each rank, the blocks that this rank wants, (batch, key heads, blocks).
-            own: number of this rank's own blocks.
+            incoming: for each rank, the blocks that this rank needs, (batch, key heads, blocks).
+            own: how many blocks this rank has.
         """
-        rows = wanted[0].shape[0] * wanted[0].shape[1]
-        flat = [x.reshape(rows, -1) for x in wanted]
-        asked = [np.packbits(x) for x in flat]
+        rows = incoming[0].shape[0] * incoming[0].shape[1]
+        flat = [x.reshape(rows, -1) for x in incoming]
+        requests = [np.packbits(x) for x in flat]
         others = np.arange(ranks.size) != ranks.rank
         sizes = (others * -(-rows * own // 8)).tolist()
-        wishes = torch.from_numpy(np.concatenate(asked))
-        heard = ranks.exchange(wishes, [len(x) for x in asked], sizes)
-        bits = [np.unpackbits(x.numpy())[: rows * own] for x in heard.split(sizes)]
+        payload = torch.from_numpy(np.concatenate(requests))
+        received = ranks.exchange(payload, [len(x) for x in requests], sizes)
+        bits = [np.unpackbits(x.numpy())[: rows * own] for x in received.split(sizes)]
         bits[ranks.rank] = np.zeros(rows * own, np.uint8)
-        given = [torch.from_numpy(x.reshape(rows, own).astype(np.bool_)) for x in bits]
-        return Plan(ranks, block, [torch.from_numpy(x.copy()) for x in flat], given)
+        outgoing = [torch.from_numpy(x.reshape(rows, own).astype(np.bool_)) for x in bits]
+        return Plan(ranks, block, [torch.from_numpy(x.copy()) for x in flat], outgoing)
 
     @property
     def received(self) -> torch.Tensor:
         """Rank, row and block of each block that arrives, in the order of arrival."""
-        places = [
+        indices = [
             torch.cat([torch.full((len(at), 1), rank), at], dim=1)
-            for rank, at in enumerate(x.nonzero() for x in self.wanted)
+            for rank, at in enumerate(x.nonzero() for x in self.incoming)
         ]
-        return torch.cat(places)
+        return torch.cat(indices)
 
     def begin(
         self,
@@ -76,14 +77,14 @@ class Plan:
         incoming: list[torch.Tensor],
     ) -> None:
         """Begin an exchange of blocks, (blocks, block, channels)."""
-        sent, got = ([int(x.sum()) for x in blocks] for blocks in (outgoing, incoming))
-        arriving = payload.new_empty((sum(got), *payload.shape[1:]))
         size = payload.shape[1] * payload.shape[2]
+        sent, received = ([int(x.sum()) * size for x in blocks] for blocks in (outgoing, incoming))
+        arriving = payload.new_empty((sum(received) // size, *payload.shape[1:]))
         handle = distributed.all_to_all_single(
             arriving.view(-1),
             payload.view(-1),
-            [n * size for n in got],
-            [n * size for n in sent],
+            received,
+            sent,
             group=self.ranks.group,
             async_op=True,
         )
@@ -98,11 +99,11 @@ class Plan:
 
 
 class _Send(torch.autograd.Function):
-    """Begin to send blocks of this rank's tokens."""
+    """Begin to send blocks of this rank's tokens; the gradient waits for theirs to come back."""
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, name: str, tokens: torch.Tensor) -> torch.Tensor:
-        """Return a ticket for `_Arrive`, an empty tensor through which autograd goes.
+        """Return a ticket for `receive_blocks`, an empty tensor that connects the two in autograd.
 
         Args:
             ctx: context of autograd.
@@ -112,8 +113,8 @@ class _Send(torch.autograd.Function):
         """
         ctx.plan, ctx.name, ctx.shape, ctx.dtype = plan, name, tokens.shape, tokens.dtype
         blocks = _in_blocks(tokens, plan.block)
-        payload = torch.cat([blocks[given.to(tokens.device)] for given in plan.given])
-        plan.begin(name, payload, plan.given, plan.wanted)
+        payload = torch.cat([blocks[outgoing.to(tokens.device)] for outgoing in plan.outgoing])
+        plan.begin(name, payload, plan.outgoing, plan.incoming)
         return tokens.new_empty(0)
 
     @staticmethod
@@ -127,14 +128,14 @@ class _Send(torch.autograd.Function):
             dtype=torch.promote_types(ctx.dtype, torch.float32),
             device=home.device,
         )
-        parts = home.split([int(given.sum()) for given in plan.given])
-        for given, part in zip(plan.given, parts, strict=True):
-            total[given.to(home.device)] += part
+        parts = home.split([int(outgoing.sum()) for outgoing in plan.outgoing])
+        for outgoing, part in zip(plan.outgoing, parts, strict=True):
+            total[outgoing.to(home.device)] += part
         return None, None, total.flatten(1, 2)[:, :tokens].to(ctx.dtype)
 
 
-class _Arrive(torch.autograd.Function):
-    """Wait until the blocks have arrived; their gradient begins to travel back."""
+class _Receive(torch.autograd.Function):
+    """Wait until the blocks have arrived; the backward pass begins to send their gradients back."""
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, name: str, ticket: torch.Tensor) -> torch.Tensor:
@@ -145,15 +146,15 @@ class _Arrive(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         plan: Plan = ctx.plan
-        plan.begin(f"{ctx.name} back", gradient.contiguous(), plan.wanted, plan.given)
+        plan.begin(f"{ctx.name} back", gradient.contiguous(), plan.incoming, plan.outgoing)
         return None, None, gradient.new_empty(0)
 
 
-class _Tie(torch.autograd.Function):
-    """Make an output depend on what arrived, also where nothing did.
+class _KeepInGraph(torch.autograd.Function):
+    """Make an output depend on the received blocks, even where it used none of them.
 
-    Every rank then takes part in the exchange of gradients. The saved tensor lets checkpointing
-    repeat the forward pass here on every rank, before the exchange of gradients begins on any.
+    So every rank takes part in the exchange of gradients. The saved tensor makes checkpointing
+    repeat the forward pass here on every rank, before any rank begins the exchange of gradients.
     """
 
     @staticmethod
@@ -164,13 +165,13 @@ class _Tie(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        assert len(ctx.saved_tensors) == 1  # reading it repeats the forward pass if need be
+        assert len(ctx.saved_tensors) == 1  # reading it makes checkpointing repeat the forward pass
         zeros = [torch.zeros(s, dtype=t, device=d) for s, t, d in ctx.shapes]
         return gradient, *zeros
 
 
-class _SumOverRanks(torch.autograd.Function):
-    """Pass a parameter on that all ranks have; its gradient is the sum over the ranks."""
+class _SumGradient(torch.autograd.Function):
+    """Return a parameter that all ranks have; its gradient is the sum over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, parameter: torch.Tensor) -> torch.Tensor:
@@ -183,8 +184,8 @@ class _SumOverRanks(torch.autograd.Function):
         return None, torch.stack(parts).sum(0).to(gradient.dtype)
 
 
-class _Before(torch.autograd.Function):
-    """Return the sum of the values of all ranks before this one."""
+class _SumBefore(torch.autograd.Function):
+    """Return the sum of the values of all ranks before this one, differentiable."""
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, value: torch.Tensor) -> torch.Tensor:
@@ -198,33 +199,15 @@ class _Before(torch.autograd.Function):
         return None, torch.stack([torch.zeros_like(gradient), *parts]).sum(0)
 
 
-def send(plan: Plan, name: str, tokens: torch.Tensor) -> Any:
-    """Begin to send blocks; see `_Send`."""
-    return _Send.apply(plan, name, tokens)  # type: ignore[no-untyped-call]
-
-
-def arrive(plan: Plan, name: str, arriving: torch.Tensor) -> Any:
-    """Wait for the blocks; see `_Arrive`."""
-    return _Arrive.apply(plan, name, arriving)  # type: ignore[no-untyped-call]
-
-
-def tie(output: torch.Tensor, *arrived: torch.Tensor) -> Any:
-    """Make an output depend on what arrived; see `_Tie`."""
-    return _Tie.apply(output, *arrived)  # type: ignore[no-untyped-call]
-
-
-def sum_over_ranks(ranks: Ranks, parameter: torch.Tensor) -> Any:
-    """Pass a parameter on whose gradient is summed over the ranks."""
-    return _SumOverRanks.apply(ranks, parameter)  # type: ignore[no-untyped-call]
-
-
-def before(ranks: Ranks, value: torch.Tensor) -> Any:
-    """Return the sum of the values of all ranks before this one, differentiable."""
-    return _Before.apply(ranks, value)  # type: ignore[no-untyped-call]
+send_blocks: Any = _Send.apply
+receive_blocks: Any = _Receive.apply
+keep_in_graph: Any = _KeepInGraph.apply
+sum_gradient_over_ranks: Any = _SumGradient.apply
+sum_before: Any = _SumBefore.apply
 
 
 def _in_blocks(tokens: torch.Tensor, block: int) -> torch.Tensor:
-    """Return (rows, blocks, block, channels); the last block is filled up with zeros."""
+    """Return (rows, blocks, block, channels); the last block ends in zeros."""
     rows, length, channels = tokens.shape
     count = -(-length // block)
     short = count * block - length

@@ -1,7 +1,7 @@
-"""A call of attention on one of several ranks: its own part, and blocks that others send.
+"""A call of attention on one of several ranks, over its keys and the blocks that others send.
 
-Keys that a rank's queries cannot notice do not travel (bounds.py). The exchange and what it
-guarantees stand in benchmarks/results/distributed.md.
+Keys that cannot change a rank's results are not sent (bounds.py). benchmarks/results/distributed.md
+describes the exchange and what it guarantees.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ import torch
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.biases.base import check_fits
 from ntk_alibi.distributed import bounds
-from ntk_alibi.distributed.exchange import Plan, arrive, send, tie
+from ntk_alibi.distributed.exchange import Plan, keep_in_graph, receive_blocks, send_blocks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.distributed.sequence import Sequence, at_columns, description
+from ntk_alibi.distributed.sequence import Sequence, describe_bias, without_positions
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import AT_END, Problem, checked_key_padding_mask, checked_positions
 from ntk_alibi.positions.log_n import as_log_n
 from ntk_alibi.torch.operator import attend_tensors
 
-#: Positions back of each query whose own keys give the lower bound of its sum.
+#: A rank's keys within this distance of a query give the lower bound of the query's logsumexp.
 NEAR = 128
 
-#: Options that say which tokens are real, and where they stand.
-PLACES = ("key_padding_mask", "query_positions", "key_positions")
+#: Options that tell which tokens are real, and their positions.
+TOKEN_OPTIONS = ("key_padding_mask", "query_positions", "key_positions")
 
 
 class RankCall:
     """A call of attention on one of several ranks.
 
     Attributes:
-        own: the checked call of this rank's tensors alone, without bias, padding and positions.
+        own: the checked call of this rank's tensors, without bias, padding and positions.
     """
 
     def __init__(self, bias: Any) -> None:
         self._bias = bias
         self._parameters = getattr(bias, "parameters", (bias,))
 
-    def checked(self, tensors: tuple[Any, Any, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    def check(self, tensors: tuple[Any, Any, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Check this rank's arguments, and return what all ranks must have in common."""
-        alone = {**options, "log_n": None, "align": AT_END, **dict.fromkeys(PLACES)}
+        alone = {**options, "log_n": None, "align": AT_END, **dict.fromkeys(TOKEN_OPTIONS)}
         self.own = own = checked_call(*tensors, None, alone, torch=True)
         batch, heads, queries, keys = own.problem.shape
         if min(queries, keys) < 1:
@@ -53,7 +53,7 @@ class RankCall:
                 f"query and key must have at least one token on each rank, got {queries} and {keys}"
             )
         _checks.check_equal("align", options["align"], "end", "with group")
-        real, query_positions, key_positions = (options[name] for name in PLACES)
+        real, query_positions, key_positions = (options[name] for name in TOKEN_OPTIONS)
         if query_positions is not None and key_positions is None:
             raise ValueError("key_positions must be given with query_positions and group, got None")
         if queries != keys and query_positions is None:
@@ -82,7 +82,7 @@ class RankCall:
             "mask": str(own.problem.mask),
             "scale": own.scale,
             "skip_tolerance": own.skip_tolerance,
-            "bias": description(bias),
+            "bias": describe_bias(bias),
             "rotary": repr(options["rotary"]),
             "log_n": repr(self._log_n),
             "whether there are positions": at_keys is not None,
@@ -96,18 +96,19 @@ class RankCall:
             "own rows of positions": 1 if at_keys is None else len(at_keys),
         }
 
-    def over(self, ranks: Ranks, every: list[dict[str, Any]]) -> tuple[Any, Any]:
-        """Return output and float64 logsumexp of this rank's queries."""
+    def compute(self, ranks: Ranks, every: list[dict[str, Any]]) -> tuple[Any, Any]:
+        """Return the output and the float64 logsumexp of this rank's queries."""
         query, key, value = self.own.query, self.own.key, self.own.value
-        self._sequence = sequence = Sequence.gathered(
+        self._sequence = sequence = Sequence.gather(
             ranks, every, self.own.problem, self._padding, self._positions, query.device
         )
-        kernel, factors = sequence.bias(self._bias, query), None
+        kernel, factors = sequence.kernel_bias(self._bias, query), None
         if self._log_n is not None:
             factors = self._log_n.factors(sequence.problem, query)
             kernel = kernel.times(factors) if self._log_n.biased else kernel
         share = _core.dropped_share(self.own.skip_tolerance)
-        # Half of the share is the exchange's; the local and the remote part have a quarter each.
+        # Half of the share is for blocks that are not sent, a quarter each for blocks that the
+        # kernel skips among this rank's keys and among received ones.
         self._call = self.own._replace(
             bias=kernel, factors=factors, skip_tolerance=share / 4 or None, rule=None
         )
@@ -115,53 +116,53 @@ class RankCall:
             plan = self._plan(share / 2)
         batch, key_heads, keys, channels = key.shape
         tokens = torch.cat([key, value], -1).reshape(batch * key_heads, keys, 2 * channels)
-        arriving = {"keys": send(plan, "keys", tokens)}
+        arriving = {"keys": send_blocks(plan, "keys", tokens)}
         if kernel.sums is not None:
             sums = kernel.sums.unflatten(1, (key_heads, -1)).flatten(0, 1)
-            arriving["sums"] = send(plan, "sums", sums.transpose(1, 2).contiguous())
-        arrived, output, logsumexp = ranks.together(lambda: self._results(plan, arriving))
+            arriving["sums"] = send_blocks(plan, "sums", sums.transpose(1, 2).contiguous())
+        arrived, output, logsumexp = ranks.run_together(lambda: self._attend(plan, arriving))
         if _arrays.is_recorded(query, key, value, *self._parameters):
-            output, logsumexp = (tie(x, *arrived.values()) for x in (output, logsumexp))
+            output, logsumexp = (keep_in_graph(x, *arrived.values()) for x in (output, logsumexp))
         return output, logsumexp
 
     def _plan(self, share: float) -> Plan:
-        """Agree on the blocks that travel; others hold at most `share` of each query's sum."""
+        """Agree on the blocks to send; all others have at most `share` of each query's weights."""
         sequence, call = self._sequence, self._call
         bound = bounds.BiasBounds(call.bias, sequence.block)
         proven = share > 0.0 and bound.proven and call.rotary is None
         sources, longest = sequence.key_blocks(call.key, bound.sums)
         lower = call.query.new_full(call.query.shape[:3], -np.inf, dtype=torch.float64)
         if proven:
-            # Scores that a narrower window refuses prove nothing; those of all keys may be right.
+            # A narrower window may raise where the call does not; then nothing is proven.
             with suppress(ValueError):
-                lower = self._over_own_keys(skip_tolerance=0.0, window=NEAR)[1]
+                lower = self._attend_own_keys(skip_tolerance=0.0, window=NEAR)[1]
         tiles = sequence.query_tiles(
             call.query, call.factors, lower, sources, longest, call.scale, bound.sums
         )
         share = share if proven else 0.0
-        wanted = bounds.needed_blocks(tiles, sources, bound, call.problem.mask, share)
+        incoming = bounds.needed_blocks(tiles, sources, bound, call.problem.mask, share)
         own = -(-call.key.shape[2] // sequence.block)
-        return Plan.agreed(sequence.ranks, sequence.block, wanted, own)
+        return Plan.agree(sequence.ranks, sequence.block, incoming, own)
 
-    def _results(self, plan: Plan, arriving: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Return the blocks that arrived, and the output and logsumexp over all keys."""
-        own = self._over_own_keys(skip_tolerance=self._call.skip_tolerance)
-        arrived = {name: arrive(plan, name, x) for name, x in arriving.items()}
-        return arrived, *self._continued(plan, arrived, *own)
+    def _attend(self, plan: Plan, arriving: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+        """Return the received blocks, and the output and logsumexp over all keys."""
+        own = self._attend_own_keys(skip_tolerance=self._call.skip_tolerance)
+        arrived = {name: receive_blocks(plan, name, x) for name, x in arriving.items()}
+        return arrived, *self._attend_received(plan, arrived, *own)
 
-    def _over_own_keys(
+    def _attend_own_keys(
         self, *, skip_tolerance: float | None, window: int | None = None
     ) -> tuple[Any, Any]:
-        """Attend to this rank's keys, within a narrower window if one is given."""
+        """Attend to this rank's keys, with a narrower window if one is given."""
         sequence, kernel, mask = self._sequence, self._call.bias, self._call.problem.mask
-        queries, keys = slice(0, self._call.problem.shape[2]), sequence.own
+        queries, keys = slice(0, self._call.problem.shape[2]), sequence.own_columns
         problem = sequence.problem.part(queries, keys)
-        if kernel.sums is None:  # prefix sums are those of this rank's keys
+        if kernel.sums is None:  # prefix sums cover this rank's keys only
             kernel = kernel.part(queries, keys, sequence.problem)
         rotated = self._call.rotary is not None
         absolute = mask.causal_block or mask.sink or kernel.exempt or rotated
-        if not sequence.placed and not absolute:
-            problem = at_columns(problem)
+        if not sequence.has_positions and not absolute:
+            problem = without_positions(problem)
         if window is not None:
             mask = mask._replace(window=min(window, mask.window or window), sink=0)
         problem = problem._replace(mask=mask)
@@ -169,12 +170,12 @@ class RankCall:
             self._call._replace(bias=kernel, problem=problem, skip_tolerance=skip_tolerance)
         )
 
-    def _continued(
+    def _attend_received(
         self, plan: Plan, arrived: dict[str, Any], output: Any, logsumexp: Any
     ) -> tuple[Any, Any]:
-        """Return the results of this rank's keys, continued over the blocks that arrived."""
+        """Merge the results over this rank's keys with results over the received blocks."""
         (batch, heads), group = self._call.problem.shape[:2], self._call.group
-        groups = _by_blocks(plan.received, self._call.key.shape[1])
+        groups = _group_by_blocks(plan.received, self._call.key.shape[1])
         if not groups:
             return output, logsumexp
         parts: list[list[Any]] = [
@@ -184,13 +185,13 @@ class RankCall:
         for (b, blocks), members in groups.items():
             own = [row * group + i for row in members for i in range(group)]
             before: Any = tuple(torch.cat([parts[b][h][i] for h in own], 1) for i in (0, 1))
-            found = self._over_blocks(plan.block, arrived, b, blocks, members, own, before)
-            for place, h in enumerate(own):
-                parts[b][h] = tuple(x[:, place : place + 1] for x in found)
+            found = self._attend_blocks(plan.block, arrived, b, blocks, members, own, before)
+            for index, h in enumerate(own):
+                parts[b][h] = tuple(x[:, index : index + 1] for x in found)
         joined = [[torch.cat([p[i] for p in row], 1) for row in parts] for i in (0, 1)]
         return torch.cat(joined[0]), torch.cat(joined[1])
 
-    def _over_blocks(
+    def _attend_blocks(
         self,
         size: int,
         arrived: dict[str, Any],
@@ -200,15 +201,15 @@ class RankCall:
         own: list[int],
         before: tuple[Any, Any],
     ) -> tuple[Any, Any]:
-        """Continue the results `before` of some heads of a row over the same blocks of each.
+        """Attend to received blocks that several heads share, and merge the results with `before`.
 
         Args:
             size: number of keys in a block.
             arrived: the blocks of all rows.
-            b: number of the batch row.
-            blocks: rank and number of each block.
-            members: by key heads, where their blocks are in `arrived`.
-            own: the heads of queries that read them.
+            b: index of the batch row.
+            blocks: rank and index of each block.
+            members: for each key head, where its blocks are in `arrived`.
+            own: the query heads that read them.
             before: output and logsumexp of these heads over this rank's keys.
         """
         call, whole = self._call, self._sequence.problem
@@ -220,8 +221,8 @@ class RankCall:
         columns = np.minimum(columns, starts[-1] - 1)
         if whole.key_padding_mask is not None:
             shown &= whole.key_padding_mask[b, columns] > 0
-        at_queries: Any = _row(whole.query_positions, b)
-        at_keys: Any = _row(whole.key_positions, b)[:, columns]
+        at_queries: Any = _select_row(whole.query_positions, b)
+        at_keys: Any = _select_row(whole.key_positions, b)[:, columns]
         tokens = torch.stack([arrived["keys"][at].flatten(0, 1) for at in members.values()])[None]
         key, value = tokens.split(call.key.shape[3], dim=-1)
         kernel = call.bias.for_rows(slice(b, b + 1)).for_heads(own)
@@ -240,7 +241,7 @@ class RankCall:
                 shown = np.append(shown, np.zeros(own_key.shape[2], np.bool_))
                 kernel = kernel._replace(sums=torch.cat([sums, kernel.sums], -1))
                 at_queries = at_keys = None
-        factors = None if call.factors is None else _row(call.factors, b)
+        factors = None if call.factors is None else _select_row(call.factors, b)
         if factors is not None and factors.shape[1] > 1:
             factors = factors[:, own]
         query = call.query[b : b + 1, own]
@@ -262,24 +263,27 @@ class RankCall:
         return merge((before[0], output), (before[1], logsumexp))
 
 
-def _row(numbers: Any, b: int) -> Any:
-    """Return the row of numbers, (1 or batch, ...), of one text."""
-    return numbers[b : b + 1] if len(numbers) > 1 else numbers
+def _select_row(array: Any, b: int) -> Any:
+    """Return (1, ...) of an array (1 or batch, ...)."""
+    return array[b : b + 1] if len(array) > 1 else array
 
 
-def _by_blocks(
+def _group_by_blocks(
     received: torch.Tensor, key_heads: int
 ) -> dict[tuple[int, tuple[Any, ...]], dict[int, torch.Tensor]]:
-    """Return the key heads of each batch row that get the same blocks, and these blocks' places.
+    """Group the key heads of each batch row that receive the same blocks.
 
     Args:
         received: rank, row and block of each block, in the order of arrival.
         key_heads: number of key heads; rows are pairs of batch row and key head.
+
+    Returns:
+        By batch row and blocks: for each key head, the indices of its blocks in `received`.
     """
     joined: dict[tuple[int, tuple[Any, ...]], dict[int, torch.Tensor]] = {}
     for row in received[:, 1].unique().tolist():
-        places = (received[:, 1] == row).nonzero().flatten()
-        blocks = tuple(map(tuple, received[places][:, [0, 2]].tolist()))
+        indices = (received[:, 1] == row).nonzero().flatten()
+        blocks = tuple(map(tuple, received[indices][:, [0, 2]].tolist()))
         b, head = divmod(row, key_heads)
-        joined.setdefault((b, blocks), {})[head] = places
+        joined.setdefault((b, blocks), {})[head] = indices
     return joined

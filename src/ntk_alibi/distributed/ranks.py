@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -13,35 +13,22 @@ from torch import distributed
 Result = TypeVar("Result")
 
 
-class Attempt(Generic[Result]):
-    """The result of a function, or its error.
-
-    Attributes:
-        error: the error, or None.
-    """
-
-    def __init__(self, make: Callable[[], Result]) -> None:
-        self.error: Exception | None = None
-        self._made: list[Result] = []
-        try:
-            self._made.append(make())
-        except Exception as error:
-            self.error = error
-
-    @property
-    def result(self) -> Result:
-        """The result of a function that did not fail."""
-        return self._made[0]
+def attempt(make: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Return what a function makes, or None and its error."""
+    try:
+        return make(), None
+    except Exception as error:
+        return None, error
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that each hold a part of one sequence.
+    """The processes that share one sequence, each with a part of it.
 
     Attributes:
         group: the process group.
-        size: number of processes in it.
-        rank: the number of this process in it.
+        size: how many processes are in it.
+        rank: the index of this process.
     """
 
     group: distributed.ProcessGroup
@@ -49,12 +36,12 @@ class Ranks:
     rank: int
 
     @staticmethod
-    def of(group: Any) -> Ranks:
+    def from_group(group: Any) -> Ranks:
         """Return the ranks of a process group, or of a device mesh with one dimension.
 
         Raises:
             TypeError, ValueError: group is neither; the mesh has several dimensions; this process
-                is not among the ranks.
+                is not in it.
         """
         others: Any = distributed.GroupMember.NON_GROUP_MEMBER
         if hasattr(group, "get_group"):
@@ -72,11 +59,10 @@ class Ranks:
             )
         return Ranks(group, distributed.get_world_size(group), distributed.get_rank(group))
 
-    def are_those_of(self, group: Any) -> bool:
-        """Return whether a group or a mesh has these processes, in this order."""
-        own, others = (
-            distributed.get_process_group_ranks(x) for x in (self.group, Ranks.of(group).group)
-        )
+    def equals_group(self, group: Any) -> bool:
+        """Return whether a group or a mesh consists of these processes, in this order."""
+        groups = self.group, Ranks.from_group(group).group
+        own, others = map(distributed.get_process_group_ranks, groups)
         return bool(own == others)
 
     def __deepcopy__(self, _: Any) -> Ranks:
@@ -90,25 +76,25 @@ class Ranks:
         return every
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, which have one shape and dtype, on the tensor's device.
+        """Return the tensors of all ranks, of one shape and dtype, on the device of this rank's.
 
-        They travel from a device that the group's backends serve: NCCL takes no tensors of a CPU.
+        They are sent from a device that the group's backends support: NCCL takes no CPU tensors.
         """
         config = distributed.get_backend_config(self.group)
-        sent = tensor.to(served_device(config, tensor.device)).contiguous()
+        sent = tensor.to(supported_device(config, tensor.device)).contiguous()
         every = [torch.empty_like(sent) for _ in range(self.size)]
         distributed.all_gather(every, sent, group=self.group)
         return [x.to(tensor.device) for x in every]
 
     def gather_flags(self, flag: bool) -> list[bool]:
-        """Return the flags of all ranks, one byte each."""
+        """Return the flags of all ranks; each sends one byte."""
         return [bool(x) for x in self.gather(torch.tensor([flag], dtype=torch.uint8))]
 
     def gather_rows(self, tensor: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, which differ in the length of the last axis.
+        """Return the tensors of all ranks, whose last axes differ in length.
 
         Args:
-            tensor: (..., lengths[rank]).
+            tensor: this rank's tensor, (..., lengths[rank]).
             lengths: the length of each rank's last axis.
         """
         longest = max(lengths)
@@ -119,22 +105,22 @@ class Ranks:
     def exchange(
         self, payload: torch.Tensor, outgoing: list[int], incoming: list[int]
     ) -> torch.Tensor:
-        """Return what all ranks have for this one, of one axis, in the order of ranks.
+        """Send a piece of a tensor to each rank, and return the received pieces in rank order.
 
         Args:
-            payload: what this rank has for each rank, one after the other.
-            outgoing: how many numbers of it each rank gets.
-            incoming: how many numbers each rank has for this one.
+            payload: the pieces for all ranks, one after the other, with one axis.
+            outgoing: the length of the piece for each rank.
+            incoming: the length of the piece from each rank.
         """
         arrived = payload.new_empty(sum(incoming))
         distributed.all_to_all_single(arrived, payload, incoming, outgoing, group=self.group)
         return arrived
 
-    def in_step(self, describe: Callable[[], dict[str, Any]]) -> None:
-        """Do what `agree` does by eight bytes a rank, unless some rank fails or differs.
+    def check_agreement(self, describe: Callable[[], dict[str, Any]]) -> None:
+        """Raise what `agree` would raise; eight bytes a rank suffice if all ranks agree.
 
         Args:
-            describe: as of `agree`, without values that may differ. It may be called twice.
+            describe: as `agree` takes it, without values that may differ. It may be called twice.
         """
         try:
             number = zlib.crc32(repr(describe()).encode())
@@ -154,14 +140,16 @@ class Ranks:
                 that start with "own " may differ between ranks.
 
         Raises:
-            TypeError, ValueError: an error of some rank, which it names, or arguments that differ.
+            TypeError, ValueError: an error of some rank, which the message names, or arguments that
+                differ.
             RuntimeError: any other error of some rank.
         """
-        cause = None
-        try:
-            own: Any = describe()
-        except Exception as error:
-            cause, own = error, (_kind(error), str(error))
+        own, cause = attempt(describe)
+        if cause is not None:
+            # Only built-in classes are raised on all ranks: others may need more than a message.
+            kinds = (TypeError, ValueError)
+            kind = next((kind for kind in kinds if isinstance(cause, kind)), RuntimeError)
+            own = kind, str(cause)
         every = self.gather_objects(own)
         for rank, found in enumerate(every):
             if not isinstance(found, dict):
@@ -177,47 +165,41 @@ class Ranks:
                     )
         return every
 
-    def together(self, make: Callable[[], Result]) -> Result:
+    def run_together(self, make: Callable[[], Result]) -> Result:
         """Return what a function makes, or raise the same error on all ranks if it fails on one.
 
         It costs one byte a rank.
 
         Args:
-            make: function without collectives.
+            make: function that communicates with no other rank.
         """
-        attempt = Attempt(make)
-        if any(self.gather_flags(attempt.error is not None)):
-            self.raise_error_of_any(attempt)
-        return attempt.result
+        made, error = attempt(make)
+        if any(self.gather_flags(error is not None)):
+            self.raise_any_error(error)
+        result: Result = made
+        return result
 
-    def raise_error_of_any(self, attempt: Attempt[Any]) -> None:
-        """Raise the same error on all ranks if an attempt failed on some; all ranks call this."""
+    def raise_any_error(self, error: Exception | None) -> None:
+        """Raise the same error on all ranks if some rank has one; all ranks call this."""
 
         def describe() -> dict[str, Any]:
-            if attempt.error is not None:
-                raise attempt.error
+            if error is not None:
+                raise error
             return {}
 
         self.agree(describe)
 
 
-def served_device(config: str, device: torch.device) -> torch.device:
-    """Return the device itself, if the backends of a group serve it, or else one that they serve.
+def supported_device(config: str, device: torch.device) -> torch.device:
+    """Return the device itself if the backends of a group support it, or one that they support.
 
     Args:
         config: the backends by type of device, such as "cpu:gloo,cuda:nccl".
         device: the device of a tensor.
     """
-    served = [entry.partition(":")[0] for entry in config.split(",")]
-    if device.type in served:
+    supported = [entry.partition(":")[0] for entry in config.split(",")]
+    if device.type in supported:
         return device
-    kind = served[0]
-    if kind == "cpu":
-        return torch.device(kind)
-    return torch.device(kind, torch.accelerator.current_device_index())
-
-
-def _kind(error: Exception) -> type[Exception]:
-    """Return the built-in class by which all ranks raise an error of one."""
-    kinds: tuple[type[Exception], ...] = (TypeError, ValueError)
-    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+    if supported[0] == "cpu":
+        return torch.device("cpu")
+    return torch.device(supported[0], torch.accelerator.current_device_index())

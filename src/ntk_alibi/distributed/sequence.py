@@ -1,4 +1,4 @@
-"""One sequence on several ranks: the positions, the padding and the bias of all of its tokens."""
+"""One sequence on several ranks: positions, padding and bias of all its tokens."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from ntk_alibi import _arrays, _core
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds
-from ntk_alibi.distributed.exchange import before, sum_over_ranks
+from ntk_alibi.distributed.exchange import sum_before, sum_gradient_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.masks import Problem
 
-#: Number of keys in a block of short sequences, and greatest number of blocks of long ones.
+#: The fewest keys of a block, and the most blocks of a sequence.
 LEAST_BLOCK, MOST_BLOCKS = 64, 2048
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """The tokens of all ranks, as this rank's queries see them.
+    """This rank's queries, and the keys of all ranks.
 
     Attributes:
         ranks: the processes.
-        lengths: number of keys of each rank.
+        lengths: how many keys each rank has.
         problem: this rank's queries with the keys of all ranks, in the order of ranks.
-        placed: whether the caller gave positions.
+        has_positions: whether the caller gave positions.
     """
 
     ranks: Ranks
     lengths: list[int]
     problem: Problem
-    placed: bool
+    has_positions: bool
 
     @staticmethod
-    def gathered(
+    def gather(
         ranks: Ranks,
         every: list[dict[str, Any]],
         own: Problem,
@@ -47,22 +47,22 @@ class Sequence:
         positions: tuple[Any, Any],
         device: torch.device,
     ) -> Sequence:
-        """Return the sequence of agreed descriptions.
+        """Gather padding and positions from all ranks.
 
         Args:
             ranks: the processes.
-            every: the descriptions of all ranks.
+            every: the descriptions of all ranks, from `Ranks.agree`.
             own: this rank's problem, of its keys alone.
             padding: this rank's key_padding_mask, or None.
             positions: this rank's positions of queries and keys, (1 or batch, length), or None.
-            device: where tensors travel from.
+            device: the device from which tensors are sent.
         """
         lengths = [x["own keys"] for x in every]
         batch, _, _, keys = own.shape
         real = None
         if any(x["own padding"] for x in every):
-            numbers = np.ones((batch, keys), np.uint8) if padding is None else padding
-            real = _gathered(ranks, numbers, lengths, device)
+            mask = np.ones((batch, keys), np.uint8) if padding is None else padding
+            real = _gather_joined(ranks, mask, lengths, device)
         at_queries, at_keys = positions
         if at_keys is None:
             at_keys = np.arange(sum(lengths), dtype=np.int32)[None]
@@ -71,56 +71,53 @@ class Sequence:
         else:
             at_queries = at_keys if at_queries is None else at_queries
             rows = max(x["own rows of positions"] for x in every)
-            at_keys = _gathered(ranks, np.broadcast_to(at_keys, (rows, keys)), lengths, device)
+            at_keys = _gather_joined(ranks, np.broadcast_to(at_keys, (rows, keys)), lengths, device)
         shape = (*own.shape[:3], sum(lengths))
         problem = Problem(shape, own.mask, real, at_queries, at_keys, explicit_positions=True)
         return Sequence(ranks, lengths, problem, positions[1] is not None)
 
     @property
-    def begin(self) -> int:
-        """The column of this rank's first key."""
-        return sum(self.lengths[: self.ranks.rank])
-
-    @property
-    def own(self) -> slice:
+    def own_columns(self) -> slice:
         """The columns of this rank's keys."""
-        return slice(self.begin, self.begin + self.lengths[self.ranks.rank])
+        begin = sum(self.lengths[: self.ranks.rank])
+        return slice(begin, begin + self.lengths[self.ranks.rank])
 
     @property
     def block(self) -> int:
-        """Number of keys in a block: a power of two that grows with long sequences."""
+        """The number of keys of a block, a power of two."""
         count = -(-sum(self.lengths) // MOST_BLOCKS)
         return max(LEAST_BLOCK, 1 << (count - 1).bit_length())
 
-    def bias(self, bias: Any, like: torch.Tensor) -> KernelBias:
-        """Return the bias of this rank's queries and all keys in kernel form.
+    def kernel_bias(self, bias: Any, like: torch.Tensor) -> KernelBias:
+        """Return the kernel form of the bias for this rank's queries and the keys of all ranks.
 
-        Prefix sums have this rank's keys only. Gradients of numbers that all ranks share are summed
-        over the ranks.
+        Prefix sums cover this rank's keys only. Gradients of what all ranks share are summed over
+        the ranks.
         """
         per_token = getattr(bias, "per_token", False)
-        problem = self._of_own_keys() if per_token else self.problem
-        kernel = self.ranks.together(lambda: to_kernel_bias(bias, problem, like))
+        problem = self._own_problem() if per_token else self.problem
+        kernel = self.ranks.run_together(lambda: to_kernel_bias(bias, problem, like))
         if per_token:
             sums = kernel.sums.expand(problem.shape[0], -1, -1)
-            return kernel._replace(sums=sums + before(self.ranks, sums[..., -1:].contiguous()))
-        if getattr(bias, "query_length", None) is not None:  # numbers of this rank's queries
+            return kernel._replace(sums=sums + sum_before(self.ranks, sums[..., -1:].contiguous()))
+        if getattr(bias, "query_length", None) is not None:  # slopes of this rank's queries
             return kernel
         if _arrays.any_requires_grad(kernel.table):
             kernel = to_kernel_bias(bias, self._whole_problem(), like)
         shared = {
-            name: sum_over_ranks(self.ranks, x)
+            name: sum_gradient_over_ranks(self.ranks, x)
             for name, x in kernel.arrays.items()
-            if _arrays.any_requires_grad(x) and (name != "dense" or _of_all_queries(x))
+            if _arrays.any_requires_grad(x) and (name != "dense" or _same_for_all_queries(x))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
 
-    def _of_own_keys(self) -> Problem:
-        """Return the problem of this rank's queries and keys, at their columns."""
-        return at_columns(self.problem.part(slice(0, self.problem.shape[2]), self.own))
+    def _own_problem(self) -> Problem:
+        """Return the problem of this rank's queries and keys, without positions."""
+        queries = slice(0, self.problem.shape[2])
+        return without_positions(self.problem.part(queries, self.own_columns))
 
     def _whole_problem(self) -> Problem:
-        """Return a problem with the distances of all ranks, equal on all of them."""
+        """Return a problem with the extreme distances of all ranks, equal on every rank."""
         own = self.problem.query_positions
         ends = self.ranks.gather_objects((int(own.min()), int(own.max())))
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
@@ -129,15 +126,17 @@ class Sequence:
         return self.problem._replace(shape=(batch, heads, 2, keys), query_positions=positions)
 
     def key_blocks(self, key: torch.Tensor, sums: Any) -> tuple[list[bounds.KeyBlocks], float]:
-        """Return the blocks of all ranks, those of this rank being empty, and a bound of all norms.
+        """Return the blocks of all ranks, none for this rank, and an upper bound of all norms.
 
         Args:
             key: this rank's keys.
             sums: prefix sums of this rank's keys, or None.
         """
-        norms, centres = _norms(key, self._real_keys(), self.block)
+        padding = self.problem.key_padding_mask
+        real = None if padding is None else padding[:, self.own_columns]
+        own_norms, centres = _block_norms(key, real, self.block)
         counts = [-(-length // self.block) for length in self.lengths]
-        every = self.ranks.gather_rows(norms, counts)
+        every = self.ranks.gather_rows(own_norms, counts)
         middles = self.ranks.gather(centres)
         lengths = (
             _arrays.to_numpy(x).max(initial=0.0) + _arrays.to_numpy(z.norm(dim=-1)).max(initial=0.0)
@@ -146,27 +145,22 @@ class Sequence:
         longest = float(max(lengths)) * bounds.NORM_SLACK
         least: list[Any] = [None] * self.ranks.size
         if sums is not None:
-            low = bounds.by_tile(_arrays.to_numpy(sums), self.block, np.min, np.inf)
-            gathered = self.ranks.gather_rows(torch.from_numpy(low).to(key.device), counts)
-            least = [_arrays.to_numpy(x) for x in gathered]
+            low = bounds.reduce_runs(_arrays.to_numpy(sums), self.block, np.min, np.inf)
+            gather = self.ranks.gather_rows(torch.from_numpy(low).to(key.device), counts)
+            least = [_arrays.to_numpy(x) for x in gather]
         ends = np.cumsum(self.lengths)
         found = []
         for rank, (end, length) in enumerate(zip(ends, self.lengths, strict=True)):
             if rank == self.ranks.rank:
                 length = 0
-            shown = -(-length // self.block)
-            placed = self._block_positions(slice(int(end) - length, int(end)))
-            norms_of, centre = (_arrays.to_numpy(x[rank]) for x in (every, middles))
-            sums_of = None if least[rank] is None else least[rank][..., :shown]
-            found.append(bounds.KeyBlocks(norms_of[..., :shown], centre, *placed, sums_of))
+            count = -(-length // self.block)
+            positions = self._block_positions(slice(int(end) - length, int(end)))
+            norms, centre = (_arrays.to_numpy(x[rank]) for x in (every, middles))
+            least_sums = None if least[rank] is None else least[rank][..., :count]
+            found.append(bounds.KeyBlocks(norms[..., :count], centre, *positions, least_sums))
         return found, longest
 
-    def _real_keys(self) -> NDArray[np.uint8] | None:
-        real = self.problem.key_padding_mask
-        return None if real is None else real[:, self.own]
-
     def _block_positions(self, columns: slice) -> tuple[Any, Any, Any, Any]:
-        """Return first, last and count of the real keys of blocks, and whether they differ."""
         positions = self.problem.key_positions[:, columns]
         real = self.problem.key_padding_mask
         shown = np.ones(positions.shape, np.bool_) if real is None else real[:, columns] > 0
@@ -187,10 +181,10 @@ class Sequence:
         Args:
             query: (batch, heads, queries, head_dim).
             factors: factors of the dot products, (1 or batch, 1 or heads, queries), or None.
-            lower: logsumexps over some of the keys that each query sees, (batch, heads, queries).
-            sources: from `key_blocks`.
-            longest: a bound of the norms of all keys, this rank's included.
-            scale: factor of the dot products.
+            lower: lower bounds of the logsumexps, (batch, heads, queries).
+            sources: the blocks of all ranks, from `key_blocks`.
+            longest: an upper bound of the norms of all keys, this rank's included.
+            scale: another factor of the dot products.
             sums: prefix sums of this rank's keys, or None.
         """
         size, ulp = self.block, 2.0**-24
@@ -203,7 +197,7 @@ class Sequence:
             if factors is not None:
                 wide = wide * factors[:, head % factors.shape[1]].double()[..., None]
             norms = _arrays.to_numpy(wide.norm(dim=-1)) * bounds.NORM_SLACK
-            greatest.append(bounds.by_tile(norms, size, np.max, 0.0))
+            greatest.append(bounds.reduce_runs(norms, size, np.max, 0.0))
             low = _arrays.to_numpy(lower[:, head].double())
             shift = _arrays.to_numpy((wide @ centres[:, head // group].double()).movedim(-1, 0))
             roundings = query.shape[3] + _core.extra_score_roundings
@@ -211,10 +205,10 @@ class Sequence:
             with np.errstate(invalid="ignore"):
                 left = shift - low + slack + 16 * ulp * (np.abs(shift) + np.abs(low))
             left = np.where(np.isfinite(low) & np.isfinite(left), left, np.inf)
-            room.append(bounds.by_tile(left, size, np.max, -np.inf))
+            room.append(bounds.reduce_runs(left, size, np.max, -np.inf))
         most = None
         if sums is not None:
-            most = bounds.by_tile(_arrays.to_numpy(sums), size, np.max, -np.inf)
+            most = bounds.reduce_runs(_arrays.to_numpy(sums), size, np.max, -np.inf)
         return bounds.QueryTiles(
             np.stack(greatest, 1),
             np.stack(room, 2),
@@ -223,55 +217,51 @@ class Sequence:
         )
 
 
-def at_columns(problem: Problem) -> Problem:
-    """Return a problem whose last query is at its last key, without positions."""
+def without_positions(problem: Problem) -> Problem:
+    """Return a problem without positions, whose last query is at its last key."""
     return problem._replace(query_positions=None, key_positions=None, explicit_positions=False)
 
 
-def description(bias: Any) -> str:
-    """Describe a bias so that two ranks with other numbers have other descriptions.
+def describe_bias(bias: Any) -> str:
+    """Describe a bias in a string that tells whether two ranks have the same.
 
-    Numbers of single queries and of tokens belong to one rank.
+    What belongs to single queries or tokens may differ between ranks, and is left out.
     """
     if bias is None:
         return "None"
     digest = hashlib.sha256()
 
-    def add(numbers: Any) -> None:
-        array = _arrays.to_numpy(numbers)
+    def add(values: Any) -> None:
+        array = _arrays.to_numpy(values)
         digest.update(f"{array.shape}".encode())
         digest.update(array.tobytes())
 
     if not hasattr(bias, "per_token"):  # it is no `BiasObject`
         if not _arrays.is_array(bias):
             return type(bias).__name__
-        if _of_all_queries(bias):
+        if _same_for_all_queries(bias):
             add(bias)
-        return f"dense numbers, {digest.hexdigest()[:12]}"
+        return f"an array, hash {digest.hexdigest()[:12]}"
     if not getattr(bias, "per_token", False) and bias.query_length is None:
-        for numbers in bias.parameters:
-            add(numbers)
+        for parameter in bias.parameters:
+            add(parameter)
     for name, value in sorted(vars(bias).items()):
         if not _arrays.is_array(value) and not name.startswith("_"):
-            told = getattr(value, "__qualname__", None) if callable(value) else None
-            digest.update(f"{name} {told or repr(value)}".encode())
+            described = getattr(value, "__qualname__", None) if callable(value) else None
+            digest.update(f"{name} {described or repr(value)}".encode())
     name, scaling = type(bias).__name__, getattr(bias, "scaling", None)
-    numbers = digest.hexdigest()[:12]
-    return f"{name} of {bias.num_heads} heads, scaling {scaling}, numbers {numbers}"
+    hashed = digest.hexdigest()[:12]
+    return f"{name} of {bias.num_heads} heads, scaling {scaling}, hash {hashed}"
 
 
-def _of_all_queries(dense: Any) -> bool:
-    """Return whether dense numbers are the same for all queries, and so for those of all ranks."""
+def _same_for_all_queries(dense: Any) -> bool:
     return bool(dense.ndim < 2 or dense.shape[-2] == 1)
 
 
-def _norms(
+def _block_norms(
     key: torch.Tensor, real: NDArray[np.uint8] | None, block: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the greatest norm of each block less the centre, and the centre, both float32.
-
-    Keys of padding do not count.
-    """
+    """Return the centre of the real keys and each block's greatest distance from it, float32."""
     count = float(max(key.shape[2], 1))
     shown = None
     if real is not None:
@@ -286,16 +276,16 @@ def _norms(
         if shown is not None:
             apart = torch.where(shown, apart, 0.0)
         lengths = _arrays.to_numpy(apart.norm(dim=-1).nan_to_num(np.inf, np.inf))
-        norms.append(bounds.by_tile(lengths * bounds.NORM_SLACK, block, np.max, 0.0))
+        norms.append(bounds.reduce_runs(lengths * bounds.NORM_SLACK, block, np.max, 0.0))
         centres.append(centre)
     greatest = np.stack(norms, 1).astype(np.float32)
     return torch.from_numpy(greatest).to(key.device), torch.stack(centres, 1)
 
 
-def _gathered(
-    ranks: Ranks, numbers: NDArray[Any], lengths: list[int], device: torch.device
+def _gather_joined(
+    ranks: Ranks, array: NDArray[Any], lengths: list[int], device: torch.device
 ) -> NDArray[Any]:
-    """Return the numbers of all ranks, joined along the last axis."""
-    own = torch.from_numpy(np.array(numbers)).to(device)
+    """Return the arrays of all ranks, joined along the last axis."""
+    own = torch.from_numpy(np.array(array)).to(device)
     joined = torch.cat(ranks.gather_rows(own, lengths), dim=-1)
     return np.ascontiguousarray(_arrays.to_numpy(joined))

@@ -1,4 +1,4 @@
-"""Attention over a sequence that several ranks share: its public function, and DTensors."""
+"""`attention` over a sequence that several ranks share, of tensors and of DTensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ntk_alibi.torch.operator import attend_tensors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-#: Options of `ntk_alibi.attention` that ranks with a part of the sequence each do not take.
+#: Options of `ntk_alibi.attention` that are refused where ranks share a sequence.
 REFUSED = ("initial", "key_norms", "segment_ids", "query_segment_ids")
 
 
@@ -49,7 +49,7 @@ def attention(
     **options: Unpack[AttentionOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @with_options
-@torch.compiler.disable(reason="ntk_alibi: which keys travel between ranks depends on numbers")  # type: ignore[untyped-decorator]
+@torch.compiler.disable(reason="ntk_alibi: values decide which keys ranks exchange")  # type: ignore[untyped-decorator]
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -64,42 +64,42 @@ def attention(
 ) -> Any:
     """Compute `ntk_alibi.attention` over one sequence that several ranks share.
 
-    All ranks call it together. The tokens of a rank follow those of the rank before, unless
-    positions say where they are. Keys travel if they may matter (docs/distributed.md); what is
-    wrong on one rank raises the same error on all. Gradients of a bias's parameters are summed over
-    the ranks.
+    All ranks call it together, each with its part of the sequence. Rank 0 has the first tokens,
+    rank 1 the next, and so on, unless positions are given. Only keys that may matter are exchanged
+    (docs/distributed.md). A wrong argument on one rank raises the same error on all ranks.
+    Gradients of a bias's parameters are summed over the ranks.
 
     Args:
         query: this rank's queries, a tensor (batch, heads, queries, head_dim), or a DTensor that is
             sharded along the sequence.
         key: this rank's keys, (batch, key heads, keys, head_dim).
-        value: this rank's values, as key.
-        bias: the bias of the whole sequence; dense numbers and forget gates are those of this
-            rank's tokens.
+        value: this rank's values, with the shape of key.
+        bias: the bias of the whole sequence; an array and forget gates cover this rank's tokens.
         group: a torch.distributed.ProcessGroup. DTensors need neither group nor mesh.
-        mesh: a DeviceMesh with one dimension in place of group.
+        mesh: a DeviceMesh with one dimension, in place of group.
         return_logsumexp: whether to return the logsumexp, too.
         return_stats: must be False.
-        options: those of `ntk_alibi.attention` but initial, key_norms, segment_ids,
-            query_segment_ids, dropout and align="start"; key_padding_mask and positions are those
-            of this rank's tokens.
+        options: as `ntk_alibi.attention` takes them, without initial, key_norms, segment_ids,
+            query_segment_ids, dropout and align="start". key_padding_mask and positions cover this
+            rank's tokens.
 
     Returns:
-        The output of this rank's queries, or a pair of output and logsumexp; DTensors for DTensors.
+        The output of this rank's queries, (batch, heads, queries, head_dim), or a pair of output
+        and logsumexp, (batch, heads, queries); DTensors if query, key and value are DTensors.
 
     Raises:
-        TypeError, ValueError: an argument is wrong on some rank, or differs between them.
+        TypeError, ValueError: an argument is wrong on some rank, or differs between ranks.
 
     Example: see docs/distributed.md.
     """
     if _arrays.is_tracing():
         raise ValueError("group must be None where torch traces, got a group")
-    on = [x for x in (group, mesh, getattr(query, "device_mesh", None)) if x is not None]
-    if not on:
+    groups = [x for x in (group, mesh, getattr(query, "device_mesh", None)) if x is not None]
+    if not groups:
         raise ValueError(
             "group or mesh must be given, unless query, key and value are DTensors, got neither"
         )
-    ranks, call = Ranks.of(on[0]), RankCall(bias)
+    ranks, call = Ranks.from_group(groups[0]), RankCall(bias)
     given: dict[str, Any] = {}
 
     def describe() -> dict[str, Any]:
@@ -115,7 +115,7 @@ def attention(
                     f"{name} must not be given together with group or mesh, got {option!r}"
                 )
         _checks.at_most_one(group=group, mesh=mesh)
-        return call.checked(_local_tensors(ranks, query, key, value), given)
+        return call.check(_local_tensors(ranks, query, key, value), given)
 
     every = ranks.agree(describe)
     own = call.own
@@ -123,11 +123,11 @@ def attention(
         alone = checked_call(own.query, own.key, own.value, bias, given, torch=True)
         output, logsumexp = attend_tensors(alone)
     else:
-        output, logsumexp = call.over(ranks, every)
-    output = _as_given(output, query)
+        output, logsumexp = call.compute(ranks, every)
+    output = _to_dtensor(output, query)
     if not return_logsumexp:
         return output
-    return output, _as_given(rounded_logsumexp(logsumexp, own.query), query)
+    return output, _to_dtensor(rounded_logsumexp(logsumexp, own.query), query)
 
 
 def _local_tensors(ranks: Ranks, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
@@ -137,7 +137,7 @@ def _local_tensors(ranks: Ranks, query: Any, key: Any, value: Any) -> tuple[Any,
         if not isinstance(x, torch.Tensor):  # an array, or quantized rows
             raise TypeError(f"{name} must be a torch tensor with group, got {type(x).__name__}")
     if not all(hasattr(x, "device_mesh") for x in given.values()):
-        return query, key, value  # DTensors among others are refused as any call refuses them
+        return query, key, value  # every call refuses DTensors together with other tensors
     from torch.distributed.tensor import Shard
 
     for name, x in given.items():
@@ -149,7 +149,7 @@ def _local_tensors(ranks: Ranks, query: Any, key: Any, value: Any) -> tuple[Any,
             )
         if x.device_mesh != query.device_mesh:
             raise ValueError(f"{name} must be on query's mesh, got one on {x.device_mesh}")
-    if not ranks.are_those_of(query.device_mesh):
+    if not ranks.equals_group(query.device_mesh):
         raise ValueError(
             "group or mesh must have the ranks of the DTensors' mesh, or be None, got other ranks "
             f"than {query.device_mesh}"
@@ -157,8 +157,8 @@ def _local_tensors(ranks: Ranks, query: Any, key: Any, value: Any) -> tuple[Any,
     return query.to_local(), key.to_local(), value.to_local()
 
 
-def _as_given(result: torch.Tensor, query: Any) -> Any:
-    """Return a result of this rank as a DTensor if the query is one."""
+def _to_dtensor(result: torch.Tensor, query: Any) -> Any:
+    """Return this rank's result, as a DTensor if the query is one."""
     if not hasattr(query, "device_mesh"):
         return result
     from torch.distributed.tensor import DTensor, Shard

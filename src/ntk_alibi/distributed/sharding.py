@@ -1,4 +1,4 @@
-"""The part of a text that each rank of a process group holds: its layout, and batches cut so."""
+"""`shard` gives each rank of a process group its part of a batch, in one of two layouts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from torch.nn import functional as F
 from ntk_alibi import _checks
 from ntk_alibi.distributed.ranks import Ranks
 
-#: Runs of tokens in the order of ranks; or two runs a rank, one from each end.
+#: One run of tokens per rank, in the order of ranks; or two runs per rank, one from each end.
 LAYOUTS = ("contiguous", "zigzag")
 
 Layout = Literal["contiguous", "zigzag"]
 
-#: The attribute of a tensor that `shard` cut, which says how. It is lost where torch copies the
-#: tensor, and then nothing is known.
-_CUT = "_ntk_alibi_layout"
+#: The attribute in which `shard` keeps a tensor's layout. A copy of the tensor does not have it.
+_LAYOUT = "_ntk_alibi_layout"
 
 #: Label of tokens that do not count in a loss.
 IGNORED = -100
 
 
-def columns_of(rank: int, size: int, tokens: int, layout: Layout) -> torch.Tensor:
-    """Return the columns of a text that a rank holds, ascending int64.
+def rank_columns(rank: int, size: int, tokens: int, layout: Layout) -> torch.Tensor:
+    """Return the columns of a text that a rank gets, ascending int64.
 
     Args:
         rank: the rank.
         size: number of ranks.
         tokens: number of tokens of the text.
-        layout: "contiguous" for the rank's run of `size`; "zigzag" for two runs of 2 * `size`, the
-            rank's from the beginning and from the end.
+        layout: "contiguous" for the rank's run of `size`; "zigzag" for two runs of 2 * `size`, of
+            which rank r gets the r-th from the beginning and the r-th from the end.
     """
     every = torch.arange(tokens)
     if layout == "contiguous":
@@ -44,20 +43,21 @@ def columns_of(rank: int, size: int, tokens: int, layout: Layout) -> torch.Tenso
 def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous") -> dict[str, Any]:
     """Return this rank's part of a batch, for a model that is patched with the same group.
 
-    Tokens are cut into runs of nearly equal length, in the order of ranks. Labels are shifted by
-    one before they are cut, so that each token's label is the token after it, also where that is
-    another rank's; the label of the last token is -100, which does not count.
+    The tokens of each row are cut into runs of nearly equal length, one per rank, in the order of
+    ranks. Labels are shifted by one first, so that the label of a token is the next token, even if
+    another rank has that; the label of the last token is -100, which losses ignore.
 
-    With layout="zigzag" there are twice as many runs, and rank r of P gets the r-th from the
-    beginning and the r-th from the end, so that all ranks see as many keys. This sends
-    more bytes, which pays where heads see most of the text; `patch` needs the same layout. The
-    positions of a rank's tokens, for `ntk_alibi.distributed.attention`, are this function's part
-    of torch.arange(tokens).
+    With layout="zigzag" there are two runs per rank: rank r gets the r-th from the beginning and
+    the r-th from the end, so that causal attention gives all ranks the same work. More keys are
+    exchanged, which pays where heads see most of the text. Pass the same layout to `patch`.
+
+    `ntk_alibi.distributed.attention` needs the positions of a rank's tokens: shard
+    torch.arange(tokens) as part of the batch.
 
     Args:
-        batch: tensors by name. input_ids or inputs_embeds is (batch, tokens, ...); every entry of
-            the same first two axes is cut along the tokens, and others stay as they are. labels are
-            those of input_ids, as transformers takes them, unshifted.
+        batch: tensors by name. input_ids or inputs_embeds is (batch, tokens, ...). Every tensor
+            with the same first two axes is cut along the tokens; all else stays as it is. labels
+            are aligned with input_ids, not shifted, as transformers takes them.
         group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension.
         layout: "contiguous" or "zigzag".
 
@@ -65,12 +65,12 @@ def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous"
         A dict with the same keys.
 
     Raises:
-        TypeError, ValueError: group is no such group; layout is unknown; batch lacks its inputs, or
-            has fewer tokens than there are runs.
+        TypeError, ValueError: group is not a process group with this process; layout is unknown;
+            batch has neither input_ids nor inputs_embeds, or fewer tokens than there are runs.
 
     Example: see docs/distributed.md.
     """
-    ranks = Ranks.of(group)
+    ranks = Ranks.from_group(group)
     _checks.choice("layout", layout, LAYOUTS)
     inputs = next((batch[x] for x in ("input_ids", "inputs_embeds") if x in batch), None)
     if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2:
@@ -79,24 +79,24 @@ def shard(batch: Mapping[str, Any], group: Any, *, layout: Layout = "contiguous"
             f"{list(batch)}"
         )
     rows, tokens = inputs.shape[:2]
-    runs, each = (1, "one") if layout == "contiguous" else (2, "two")
+    runs, words = (1, "one") if layout == "contiguous" else (2, "two")
     if tokens < runs * ranks.size:
         raise ValueError(
-            f"batch must have at least {runs * ranks.size} tokens, {each} a rank, got {tokens}"
+            f"batch must have at least {runs * ranks.size} tokens, {words} a rank, got {tokens}"
         )
-    columns = columns_of(ranks.rank, ranks.size, tokens, layout)
-    cut: dict[str, Any] = {}
+    columns = rank_columns(ranks.rank, ranks.size, tokens, layout)
+    parts: dict[str, Any] = {}
     for name, value in batch.items():
-        whole = value
+        part = value
         if isinstance(value, torch.Tensor) and value.shape[:2] == (rows, tokens):
             if name == "labels":
-                whole = F.pad(value[:, 1:], (0, 1), value=IGNORED)
-            whole = whole[:, columns.to(whole.device)]
-            setattr(whole, _CUT, layout)
-        cut[name] = whole
-    return cut
+                part = F.pad(value[:, 1:], (0, 1), value=IGNORED)
+            part = part[:, columns.to(part.device)]
+            setattr(part, _LAYOUT, layout)
+        parts[name] = part
+    return parts
 
 
-def layout_of(part: Any) -> str | None:
-    """Return how a rank's part of a text was cut, or None where that is not known."""
-    return getattr(part, _CUT, None)
+def find_layout(part: Any) -> str | None:
+    """Return the layout of a tensor that `shard` returned, or None for any other tensor."""
+    return getattr(part, _LAYOUT, None)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.distributed.sharding import Layout, columns_of, layout_of
+from ntk_alibi.distributed.sharding import Layout, find_layout, rank_columns
 from ntk_alibi.integrations.arguments import (
     CACHE,
     by_name,
@@ -113,14 +113,14 @@ def _begin(
             f"whether there is {CACHE}": cache is not None,
         }
         if cache is None:
-            if layout_of(inputs) not in (None, settings.layout):
+            if find_layout(inputs) not in (None, settings.layout):
                 raise ValueError(
                     f"input_ids must be cut in the layout of the patch, {settings.layout!r}, got "
-                    f"a part of shard(batch, group, layout={layout_of(inputs)!r}): let the patch "
+                    f"a part of shard(batch, group, layout={find_layout(inputs)!r}): let the patch "
                     "cut it, patch.shard(batch)"
                 )
             return common
-        if not ranks.are_those_of(cache.ranks.group):
+        if not ranks.equals_group(cache.ranks.group):
             raise ValueError(
                 f"{CACHE} must be a ShardedCache of the group that the model is patched "
                 "with, got one of other ranks"
@@ -138,7 +138,7 @@ def _begin(
             "checksum of attention_mask": _checksum(seen[:, : cached + shape[1]]),
         }
 
-    ranks.in_step(describe)
+    ranks.check_agreement(describe)
     batch, tokens = inputs.shape[:2]
     shared: Any
     if cache is None:
@@ -207,7 +207,7 @@ def own_tokens(
     total = sum(lengths)
     columns = list(torch.arange(total).split(lengths))
     if layout != "contiguous":
-        columns = [columns_of(rank, ranks.size, total, layout) for rank in range(ranks.size)]
+        columns = [rank_columns(rank, ranks.size, total, layout) for rank in range(ranks.size)]
         expected = [len(x) for x in columns]
         if lengths != expected:
             raise ValueError(

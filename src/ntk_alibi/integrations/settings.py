@@ -205,7 +205,7 @@ def settings_of(
         return settings
     _checks.check_equal("attention", attention, "fused", "with group")
     _checks.check_equal("sink", mask.sink, 0, "with group")
-    return replace(settings, ranks=Ranks.of(group), layout=layout)
+    return replace(settings, ranks=Ranks.from_group(group), layout=layout)
 
 
 def family_of(target: nn.Module) -> Any:

@@ -105,7 +105,7 @@ class _LossOfParts:
                 )
             if tuple(labels.shape) != tuple(logits.shape[:-1]):
                 raise ValueError(
-                    "labels must be those of this rank's part of input_ids, "
+                    "labels must belong to this rank's part of input_ids, "
                     f"{tuple(logits.shape[:-1])}, in a model patched with group, got "
                     f"{tuple(labels.shape)}: ntk_alibi.torch.shard shifts and cuts them"
                 )

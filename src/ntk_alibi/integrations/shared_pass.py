@@ -16,7 +16,7 @@ import torch
 from ntk_alibi import _arrays, distributed
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.distributed import spread
-from ntk_alibi.distributed.ranks import Attempt, Ranks
+from ntk_alibi.distributed.ranks import Ranks, attempt
 from ntk_alibi.distributed.spread import KeyWeightBounds
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.integrations.caches.sharded import ShardedCache
@@ -118,12 +118,11 @@ class SpreadKeys:
             )
 
         # An error travels as NaN, so that passes without one send nothing more.
-        attempt = Attempt(over_own_keys)
-        failed = attempt.error is not None
-        results = _constant_results(query, torch.nan, torch.nan) if failed else attempt.result
-        result = spread.merged(self.ranks, *results, flags)
+        results, error = attempt(over_own_keys)
+        output, logsumexp = results or _constant_results(query, torch.nan, torch.nan)
+        result = spread.merge_over_ranks(self.ranks, output, logsumexp, flags)
         if result.isnan().any():
-            self.ranks.raise_error_of_any(attempt)
+            self.ranks.raise_any_error(error)
         return result.to(query.dtype)
 
     def _silent(
@@ -137,13 +136,14 @@ class SpreadKeys:
         scale: float,
     ) -> list[bool]:
         """Return for each rank whether its keys of a layer weigh nothing, and it sends nothing."""
-        standing, any_rank = made.memo(bias, None, _standing, made, bias)
+        weight_bounds, any_rank = made.memo(bias, None, _bound_weights, made, bias)
         if not any_rank:
             return [False] * self.ranks.size
         own = keys is None
-        if not own and standing.may_be_silent and not _arrays.needs_torch(query, key, keys, None):
+        in_core = not _arrays.needs_torch(query, key, keys, None)
+        if not own and weight_bounds.may_be_negligible and in_core:
             factors = made.own_factors(query)
-            own = standing.silent(query, key, factors, scale, self.cache.norms(layer))
+            own = weight_bounds.is_negligible(query, key, factors, scale, self.cache.norms(layer))
         return self.ranks.gather_flags(own)
 
 
@@ -171,7 +171,7 @@ def _problem_of_own_keys(made: ForwardPass) -> Problem:
     )
 
 
-def _standing(made: ForwardPass, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
+def _bound_weights(made: ForwardPass, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
     """Return what this rank's keys can weigh, and whether those of any rank may be too light.
 
     All ranks call this at the same layer.
@@ -180,5 +180,5 @@ def _standing(made: ForwardPass, bias: BiasObject) -> tuple[KeyWeightBounds, boo
     own = made.memo(None, None, _problem_of_own_keys, made)
     new = _arrays.to_numpy(made.mask[:, shared.at])
     kernel = made.parts(bias, None)[0].bias
-    standing = KeyWeightBounds(shared.ranks.size, own, new, kernel)
-    return standing, any(shared.ranks.gather_flags(standing.may_be_silent))
+    weight_bounds = KeyWeightBounds(shared.ranks.size, own, new, kernel)
+    return weight_bounds, any(shared.ranks.gather_flags(weight_bounds.may_be_negligible))

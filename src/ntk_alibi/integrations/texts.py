@@ -363,5 +363,5 @@ def _texts(
         texts_of_rows(name, given, "group", parts=True)
         return {"arguments that say what is one text": said}
 
-    ranks.in_step(describe)
+    ranks.check_agreement(describe)
     return None

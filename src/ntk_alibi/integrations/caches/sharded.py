@@ -58,7 +58,7 @@ class ShardedCache(Cache):
     def __init__(self, group: Any) -> None:
         new_layer: Any = partial(GrowingLayer, CAPACITY)
         super().__init__(layer_class_to_replicate=new_layer)
-        self.ranks = Ranks.of(group)
+        self.ranks = Ranks.from_group(group)
         self._lengths = [0] * self.ranks.size
         self._owner = self.ranks.size - 1
         self.columns = torch.zeros(0, dtype=torch.int64)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.distributed.exchange import sum_over_ranks
+from ntk_alibi.distributed.exchange import sum_gradient_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
 from ntk_alibi.integrations.settings import Settings
@@ -76,7 +76,7 @@ def _split(attention: Any, hidden_states: torch.Tensor) -> Any:
     if mesh is None:
         return attention._split_heads(fused)
     if fused.requires_grad:  # each rank has the gradients of its heads only
-        fused = sum_over_ranks(Ranks.of(mesh), fused)
+        fused = sum_gradient_over_ranks(Ranks.from_group(mesh), fused)
     query, key, value = attention._split_heads(fused)
     own = attention.num_heads // mesh.size()
     begin = mesh.get_local_rank() * own

@@ -10,15 +10,15 @@ float32, bfloat16 and float16; 2^-53 for float64 tensors.
   u A;
 - the bias: the parameter rounded to float32, log2 e and the product with it, the distance, the
   product of both, the sum: 6 u |b|; a knee adds the far slope's division and another sum: 8 u |b|;
-- rotated numbers: cosine, sine, two products and a sum err by 3 sqrt(2) u of the pair's magnitude,
+- rotated values: cosine, sine, two products and a sum err by 3 sqrt(2) u of the pair's magnitude,
   for query and key 9 u A; the factors of XPOS 2 u each, 4 u A: 13 u A. XPOS's exponents,
   up to 70, err by 70 u in float64. An angle errs by 2^-53 of the position it stems from, and again
-  as a product: 2^-52 (p_i + p_j) A. XPOS leaves out factors below e^-70, those of queries being at
+  as a product: 2^-52 (p_i + p_j) A. XPOS leaves out factors below e^-70, with queries' factors at
   most e^2: e^-68 of the magnitudes without fading;
 - a factor of log-n: its own rounding, its product with the scale, and the product's rounding: 3 u
   A;
 - underflow: a product below the least normal number is rounded to a multiple of 2^-149, or to 0 by
-  hardware products of bfloat16, which also read subnormal numbers as 0: t = 2^-149 or 2^-126 in
+  hardware products of bfloat16, which also read subnormal values as 0: t = 2^-149 or 2^-126 in
   each of D products.
 
 *A weight* 2^(s - max): the difference errs by u times itself, once more for every block that raises
@@ -45,7 +45,7 @@ change it by eps (|o| + the factor times max |v|), and the range of v does not b
 for the change of the logarithm's base; by -log(1 + eps) for keys left out.
 
 At last results are rounded to their dtype: a result is right if it lies between the rounded ends of
-the interval, which covers overflow and subnormal numbers, too.
+the interval, which covers overflow and subnormal values, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from fuzz.oracle.softmax import Softmax
 
 Floats = NDArray[np.float64]
 
-#: Relative rounding error of each dtype, and the distance of its least numbers.
+#: Relative rounding error of each dtype, and the distance of its least values.
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
 LEAST = {"float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24, "float64": 2.0**-1074}
 #: The greatest score in units of log 2 is the greatest float32; beyond it, a logsumexp may be this
@@ -79,14 +79,14 @@ UNROUNDED = {
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between which a right result lies."""
+    """Values between which a right result lies."""
 
     exact: Floats
     below: Floats
     above: Floats
 
     def rounded(self, dtype: str) -> tuple[Floats, Floats]:
-        """Return both ends, rounded to a dtype from float64 or from float32, whatever is wider."""
+        """Return both ends, rounded to a dtype from float64 or float32, whichever is wider."""
         low, high = self.exact - self.below, self.exact + self.above
         with np.errstate(over="ignore", invalid="ignore"):
             ends = [x.astype(NUMPY[dtype]).astype(np.float64) for x in (low, high)]
@@ -96,7 +96,7 @@ class Interval:
         return ends[0], ends[1]
 
     def outside(self, result: Floats, dtype: str) -> NDArray[np.bool_]:
-        """Return which numbers of a result are wrong; NaN is wrong."""
+        """Return which values of a result are wrong; NaN is wrong."""
         low, high = self.rounded(dtype)
         wrong: NDArray[np.bool_] = ~((result >= low) & (result <= high))
         return wrong
@@ -110,7 +110,7 @@ class Bounds:
         call: the call.
         relative: whether errors of the bias are relative to its difference from the row's greatest
             one, which is small for keys that are all far away; the logsumexp gets the rest. Tables
-            and dense numbers are rounded before, and again in units of log 2.
+            and dense values are rounded before, and again in units of log 2.
     """
 
     call: Call
@@ -299,7 +299,7 @@ class Bounds:
 
 
 def grown(weights: Floats, errors: Floats, logs: Floats) -> Floats:
-    """Return weights (exp(errors) - 1) without overflow; logs are those of the weights."""
+    """Return weights (exp(errors) - 1) without overflow, from logarithms of weights."""
     small = weights * np.expm1(np.minimum(errors, 1.0))
     if errors.max(initial=0.0) < 1.0:
         return small

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuzz.bounds import Interval
-from fuzz.drawn.arrays import dtype_of, numbers_of
+from fuzz.drawn.arrays import as_float64, dtype_of
 
 
 class WrongError(AssertionError):
@@ -18,7 +18,7 @@ class WrongError(AssertionError):
 def compare(
     name: str, result: Any, expected: Interval, dtype: str, ignored: NDArray[np.bool_] | None = None
 ) -> None:
-    """Check dtype, shape and numbers of a result.
+    """Check dtype, shape and values of a result.
 
     Raises:
         WrongError: one of them is wrong; the message names the worst number.
@@ -28,24 +28,24 @@ def compare(
             f"{name}: got {dtype_of(result)} {tuple(result.shape)}, "
             f"expected {dtype} {expected.exact.shape}"
         )
-    numbers = numbers_of(result)
-    wrong = expected.outside(numbers, dtype)
+    values = as_float64(result)
+    wrong = expected.outside(values, dtype)
     if ignored is not None:
         wrong &= ~ignored.reshape(ignored.shape + (1,) * (wrong.ndim - ignored.ndim))
     if not wrong.any():
         return
-    error = np.where(wrong, np.abs(numbers - expected.exact), -1.0)
+    error = np.where(wrong, np.abs(values - expected.exact), -1.0)
     worst = np.argmax(np.where(np.isnan(error), np.inf, error))
     at = tuple(map(int, np.unravel_index(worst, error.shape)))
     low, high = (x[at] for x in expected.rounded(dtype))
     raise WrongError(
-        f"{name}: {int(wrong.sum())} of {wrong.size} numbers are wrong; at {at} got {numbers[at]}, "
+        f"{name}: {int(wrong.sum())} of {wrong.size} values are wrong; at {at} got {values[at]}, "
         f"expected {expected.exact[at]}, between {low} and {high}"
     )
 
 
 def exactly(name: str, result: Any, expected: Any) -> None:
     """Check that two results are equal bit for bit, NaN included."""
-    got, wanted = numbers_of(result), numbers_of(expected)
+    got, wanted = as_float64(result), as_float64(expected)
     if not np.array_equal(got, wanted, equal_nan=True):
         raise WrongError(f"{name}: got {got!r}, expected exactly {wanted!r}")

@@ -17,14 +17,14 @@ class Draw:
     """The source of random choices: equal for equal kinds and seeds, on every machine.
 
     Attributes:
-        numbers: the source of arrays.
+        values: the source of arrays.
         notes: what was drawn, for a report.
     """
 
     def __init__(self, kind: str, seed: int) -> None:
         self.notes: list[object] = []
         self._random = random.Random(f"{kind} {seed}")
-        self.numbers = np.random.Generator(np.random.SFC64(self._random.getrandbits(64)))
+        self.generator = np.random.Generator(np.random.SFC64(self._random.getrandbits(64)))
 
     def chance(self, probability: float) -> bool:
         """Return True with a probability."""
@@ -39,7 +39,7 @@ class Draw:
         return self._random.uniform(least, most)
 
     def power(self, least: float, most: float, base: float = 10.0) -> float:
-        """Return a power of base, whose exponent lies between two numbers."""
+        """Return a power of base, whose exponent lies between two values."""
         return float(base ** self._random.uniform(least, most))
 
     def one_of(self, choices: Sequence[T]) -> T:
@@ -51,10 +51,10 @@ class Draw:
         return self._random.choices(list(choices), list(choices.values()))[0]
 
     def normal(self, *shape: int) -> Floats:
-        """Return normal numbers."""
-        return self.numbers.standard_normal(shape)
+        """Return normal values."""
+        return self.generator.standard_normal(shape)
 
     def integers(self, least: int, most: int, shape: Any) -> NDArray[np.int64]:
         """Return integers from least to most, both included."""
-        integers: NDArray[np.int64] = self.numbers.integers(least, most, shape, endpoint=True)
+        integers: NDArray[np.int64] = self.generator.integers(least, most, shape, endpoint=True)
         return integers

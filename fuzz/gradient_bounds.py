@@ -1,4 +1,4 @@
-"""Bounds of the errors of right gradients; `bounds` has those of the forward pass.
+"""Bounds of the errors of right gradients; `bounds` has the bounds of the forward pass.
 
 With do, dl the gradients of output and logsumexp, and z the factors of dropout, ds_ij = p_ij x_ij,
 x_ij = z_ij do_i.v_j - do_i.o_i + dl_i.
@@ -10,7 +10,7 @@ own interval, their difference and the score's and logsumexp's change of base by
 *x* errs by (D + 8) u of the magnitudes |do|.|v| and |do|.|o|, by |do| times the error of the
 output, which is rounded to its dtype before, and by 4 u of all terms.
 
-*Sums* of ds k over keys err by those of `bounds`; sums of ds q and p do over the queries of a group
+*Sums* of ds k over keys err as in `bounds`; sums of ds q and p do over the queries of a group
 of heads, of tiles of at least 8 queries, by (40 + G Q / 8) u of the magnitudes. Rotating back errs
 by 20 u of the greatest number that a turn can give; each run of XPOS adds its part. Factors of XPOS
 that are left out are e^-68 of a product without fading.
@@ -44,7 +44,7 @@ class GradientBounds:
     """The oracle's gradients of a call, with their errors.
 
     Attributes:
-        bounds: those of the forward pass.
+        bounds: the bounds of the forward pass.
         of_output: do, (batch, heads, Q, D).
         of_log: dl, (batch, heads, Q).
     """

@@ -85,7 +85,7 @@ def short(module: str) -> str:
 
 
 def layer(module: str) -> int:
-    """Return the layer of a module, by its name or that of the innermost folder with a layer."""
+    """Return the layer of a module, by its name or by the innermost folder with a layer."""
     known = {name: i for i, names in enumerate(PYTHON_LAYERS) for name in names}
     parts = short(module).split(".")
     if MODULES[module].stem == "__init__":

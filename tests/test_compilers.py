@@ -1,6 +1,6 @@
 """Tests that the C++ core builds without warnings and passes its tests with every compiler.
 
-g++'s own build is in `test_cpp_package`: that of the sources that a wheel holds.
+g++'s own build is in `test_cpp_package`, from the sources that a wheel holds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from repository import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-#: Each instruction set takes half a minute. Sanitizers watch what runs, so they need those of this
-#: machine; threads share what all kernels share, so one will do.
+#: Each instruction set takes half a minute. Sanitizers watch what runs, so they need this machine's
+#: sets; threads share what all kernels share, so one will do.
 RUNNING = f"-DNTK_ALIBI_ISAS={';'.join(na.info()['isas'])}"
 PORTABLE = "-DNTK_ALIBI_ISAS=portable"
 AARCH64 = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]

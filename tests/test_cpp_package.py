@@ -20,7 +20,7 @@ from cpp_programs import (
     check_example,
     check_isolation,
     check_registers,
-    numbers,
+    program_inputs,
     run,
 )
 from ntk_alibi import _installed
@@ -132,7 +132,7 @@ def test_the_core_of_a_wheel_passes_its_tests(programs: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_example_finds_the_package_and_computes_what_python_does(programs: Path) -> None:
-    # The same code on the same machine; 9 digits are printed, and Python's numbers are float32.
+    # The same code on the same machine; 9 digits are printed, and Python's values are float32.
     check_example(run(programs / "causal_attention"), rel=2.0**-22)
 
 
@@ -162,7 +162,11 @@ def test_skip_tolerance_means_what_it_does_in_python(programs: Path) -> None:
     ).splitlines()
     got = np.array([row.split() for row in rows], np.float64)
     got = got.reshape(len(tolerances), len(biases), heads, -1)
-    query, *inputs = numbers(1, 70, heads), numbers(2, keys, heads), numbers(3, keys, heads)
+    query, *inputs = (
+        program_inputs(1, 70, heads),
+        program_inputs(2, keys, heads),
+        program_inputs(3, keys, heads),
+    )
     for i, tolerance in enumerate(tolerances):
         for j, bias in enumerate(biases):
             wanted = na.attention(
@@ -170,7 +174,7 @@ def test_skip_tolerance_means_what_it_does_in_python(programs: Path) -> None:
             )[1][0]
             # The same code on the same machine, but Python rounds logsumexps to float32.
             np.testing.assert_allclose(got[i, j], wanted, rtol=2.0**-22)
-    # A greater tolerance leaves out more mass, by far more than numbers are rounded to.
+    # A greater tolerance leaves out more mass, by far more than values are rounded to.
     mass = np.exp(got[:, 0] - got[0, 0]).min(axis=(1, 2))
     assert abs(1 - mass[1]) <= 2.0**-20
     assert 0.99 <= mass[2] < 1 - 2.0**-20

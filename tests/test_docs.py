@@ -44,7 +44,7 @@ EXAMPLES = [
 
 
 def test_every_public_name_is_in_the_reference_once(tmp_path: Path) -> None:
-    """`docs/names.py` writes a page for each; that of a module's name is called `plots.slopes`."""
+    """`docs/names.py` writes a page for each; a page of a module is called like `plots.slopes`."""
     sys.path.insert(0, str(DOCS))
     import names
 
@@ -87,7 +87,7 @@ def test_the_citation_file_describes_this_version() -> None:
 
 
 def test_every_module_has_a_row_of_tests_in_contributing() -> None:
-    """The row of the longest path counts; each row is that of some module, and its tests exist."""
+    """The row of the longest path counts; each row is for some module, and its tests exist."""
     _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition("| source | tests |\n")
     tests_of: dict[str, list[str]] = {}
     for row in table.partition("\n\n")[0].split("\n")[1:]:
@@ -229,14 +229,14 @@ def test_the_figures_of_the_page_of_speed_are_those_of_the_tables() -> None:
     _, _, section = page.partition("## Patched models\n")
     rows = [row.split("|")[2:-1] for row in section.split("\n## ")[0].split("\n") if "|" in row]
     cells = [cell.partition(";")[0] for row in rows for cell in row]
-    numbers = [number for cell in cells for number in re.findall(r"\d+(?:\.\d+)?", cell)]
-    assert len(numbers) > 30
-    for number in numbers:
+    array = [number for cell in cells for number in re.findall(r"\d+(?:\.\d+)?", cell)]
+    assert len(array) > 30
+    for number in array:
         assert f"| {number} |" in tables, number
 
 
 def test_the_error_messages_that_are_explained_are_ours() -> None:
-    """Pieces between … stand in strings of the package or in the core."""
+    """Pieces between … are in strings of the package or the core."""
     strings = "\n".join(
         "".join(part.value for part in parts if isinstance(part, ast.Constant))
         if isinstance(node, ast.JoinedStr)

@@ -66,7 +66,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_random_cases_find_nothing() -> None:
-    """The seed is a new one each time; it stands in the output, and in each report."""
+    """The seed is a new one each time; it is in the output, and in each report."""
     done = run("--minutes", "0.15")
     assert done.returncode == 0, done.stdout + done.stderr
 

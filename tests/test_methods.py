@@ -52,11 +52,11 @@ def test_methods_keep_the_names_that_were_typed() -> None:
 
 
 def variants(scaling: Any) -> Iterator[Any]:
-    """Yield scalings of a class with all its options, and with numbers that need many digits."""
-    numbers: dict[str, Any] = {"factor": 1 / 0.3, "rate": 1 / 3, "start": 7}
+    """Yield scalings of a class with all its options, and with values that need many digits."""
+    array: dict[str, Any] = {"factor": 1 / 0.3, "rate": 1 / 3, "start": 7}
     options: dict[str, Any] = {"share": 0.3, "layers": (0, 2), "per": "query"}
     known_names = {field.name for field in fields(scaling)}
-    given = {name: value for name, value in numbers.items() if name in known_names}
+    given = {name: value for name, value in array.items() if name in known_names}
     yield scaling(**given)
     if "per" in known_names:
         yield scaling(**given, train_length=9, per="sequence")

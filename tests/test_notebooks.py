@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # needs Jupyter
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-#: Values that replace those of the cell tagged "parameters".
+#: Values that replace the values of the cell tagged "parameters".
 QUICKER = {"06-your-own-model": "steps = 5"}
 
 #: Paths on a developer's machine.
@@ -47,8 +47,8 @@ def kinds(cell: Any) -> set[str]:
 
 
 def test_notebooks_are_numbered_without_gaps() -> None:
-    numbers = [int(re.fullmatch(r"(\d\d)-[a-z-]+", path.stem)[1]) for path in NOTEBOOKS]  # type: ignore[index]
-    assert numbers == list(range(1, len(numbers) + 1))
+    values = [int(re.fullmatch(r"(\d\d)-[a-z-]+", path.stem)[1]) for path in NOTEBOOKS]  # type: ignore[index]
+    assert values == list(range(1, len(values) + 1))
 
 
 @each_notebook

@@ -22,12 +22,12 @@ BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 
 @given(
-    numbers=st.lists(st.floats(width=32) | st.floats(-70000, 70000, width=32), min_size=1),
+    values=st.lists(st.floats(width=32) | st.floats(-70000, 70000, width=32), min_size=1),
     name=st.sampled_from(list(DTYPES)),
 )
-def test_rounding_is_that_of_numpy_ml_dtypes_and_torch(numbers: list[float], name: str) -> None:
-    """Numbers start as float32, so that all libraries round once; subnormals occur, too."""
-    source = np.array(numbers, np.float32)
+def test_rounding_is_that_of_numpy_ml_dtypes_and_torch(values: list[float], name: str) -> None:
+    """Values start as float32, so that all libraries round once; subnormals occur, too."""
+    source = np.array(values, np.float32)
     mine = PRECISION.rounded(source, name)
     with np.errstate(over="ignore"):
         theirs = source.astype(DTYPES[name]).astype(np.float64)

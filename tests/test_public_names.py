@@ -1,4 +1,4 @@
-"""The public names, and their parameters with defaults: at least those of commit 784bb11.
+"""The public names, and their parameters with defaults: at least the names of commit 784bb11.
 
 Other code imports these names and passes these arguments, so a change here breaks it. New names may
 be added to the tables at any time.

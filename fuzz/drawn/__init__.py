@@ -1,1 +1,1 @@
-"""Random arguments of calls, each with its exact numbers for the oracle."""
+"""Random arguments of calls, each with its exact values for the oracle."""

@@ -1,4 +1,4 @@
-"""Arrays and tensors of every dtype, layout and byte order, with the numbers that they hold."""
+"""Arrays and tensors of every dtype, layout and byte order, with the values that they hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMPY: dict[str, Any] = {
     "float64": np.float64,
 }
 
-#: Greatest numbers that are drawn: float16 ends at 65504.
+#: Greatest values that are drawn: float16 ends at 65504.
 GREATEST = {"float32": 3e38, "float16": 6e4, "bfloat16": 3e38, "float64": 1e300}
 
 #: Layouts that NumPy has and torch has not.
@@ -52,27 +52,27 @@ class Format:
         """The rounding error of the arithmetic: float32, float64 for float64 tensors."""
         return 2.0**-53 if self.name == "float64" else 2.0**-24
 
-    def array(self, draw: Draw, numbers: Floats) -> tuple[Any, Floats]:
-        """Return an array of this format in a random layout, and its exact numbers."""
+    def array(self, draw: Draw, values: Floats) -> tuple[Any, Floats]:
+        """Return an array of this format in a random layout, and its exact values."""
         limit = GREATEST[self.name]
-        within = np.where(np.isfinite(numbers), np.clip(numbers, -limit, limit), numbers)
+        within = np.where(np.isfinite(values), np.clip(values, -limit, limit), values)
         stored = within.astype(NUMPY[self.name])
         layouts = LAYOUTS[: -len(NUMPY_LAYOUTS)] if self.tensors else LAYOUTS
         array = laid_out(stored, draw.one_of(layouts))
         exact = stored.astype(np.float64)
         return (tensor(array) if self.tensors else array), exact
 
-    def whole(self, draw: Draw, numbers: NDArray[Any]) -> Any:
+    def whole(self, draw: Draw, values: NDArray[Any]) -> Any:
         """Return a mask or positions in this framework, in some integer dtype or byte order."""
         if self.tensors:
             dtypes: tuple[Any, ...] = (torch.int64, torch.int32)
-            return torch.from_numpy(numbers.astype(np.int64)).to(draw.one_of(dtypes))
+            return torch.from_numpy(values.astype(np.int64)).to(draw.one_of(dtypes))
         dtype: Any = draw.one_of(("int64", "int32", ">i8", ">i4", "uint32"))
-        return numbers.astype(dtype)
+        return values.astype(dtype)
 
 
 def laid_out(array: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Return an array (batch, heads, length, D) with the same numbers in another layout."""
+    """Return an array (batch, heads, length, D) with the same values in another layout."""
     result: NDArray[Any] = array.copy()
     if layout == "transposed":
         result = np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2)
@@ -98,8 +98,8 @@ def tensor(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def numbers_of(result: Any) -> Floats:
-    """Return the numbers of an array or a tensor in float64."""
+def as_float64(result: Any) -> Floats:
+    """Return the values of an array or a tensor in float64."""
     if isinstance(result, torch.Tensor):
         return result.detach().to(torch.float64).numpy()
     return np.asarray(result).astype(np.float64)

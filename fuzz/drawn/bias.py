@@ -1,4 +1,4 @@
-"""One drawn bias: what the call gets, the oracle's numbers, and the parameters to differentiate."""
+"""One drawn bias: what the call gets, the oracle's values, and the parameters to differentiate."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fuzz.drawn.sizes import Sizes
 
 Floats = NDArray[np.float64]
 
-#: Sums numbers of all pairs, times the bias's derivative or its magnitude, to a parameter's shape.
+#: Sums values of all pairs, times the bias's derivative or its magnitude, to a parameter's shape.
 Gather = Callable[[Floats, bool], Floats]
 
 
 class Parameter(NamedTuple):
-    """A tensor that requires grad, and how it gets its gradient from that of the scores."""
+    """A tensor that requires grad, and how its gradient follows from the gradient of the scores."""
 
     name: str
     tensor: torch.Tensor
@@ -68,11 +68,11 @@ class Scene(NamedTuple):
         """Distances (1 or batch, 1, Q, K)."""
         return self.places.pairs.distance.astype(np.float64)
 
-    def parameter(self, numbers: Any) -> tuple[Any, Floats]:
-        """Return a parameter as an array, a list or a tensor, and its exact numbers."""
-        draw, numbers = self.draw, np.asarray(numbers, np.float64)
+    def parameter(self, array: Any) -> tuple[Any, Floats]:
+        """Return a parameter as an array, a list or a tensor, and its exact values."""
+        draw, array = self.draw, np.asarray(array, np.float64)
         name = draw.one_of(("float32", "float64") if not self.learned else ("float32",))
-        stored = numbers.astype(NUMPY[name])
+        stored = array.astype(NUMPY[name])
         exact = stored.astype(np.float64)
         if self.learned or (self.form.tensors and draw.chance(0.6)):
             return tensor(stored.copy()).requires_grad_(self.learned), exact
@@ -82,7 +82,7 @@ class Scene(NamedTuple):
 
     def per_head(self, least: float, most: float) -> tuple[Any, Floats]:
         """Draw one positive number for each head, between two powers of ten."""
-        exponents = self.draw.numbers.uniform(least, most, self.sizes.heads)
+        exponents = self.draw.generator.uniform(least, most, self.sizes.heads)
         return self.parameter(10.0**exponents)
 
     def learn(self, name: str, passed: Any, gather: Gather) -> tuple[Parameter, ...]:
@@ -90,9 +90,9 @@ class Scene(NamedTuple):
         return (Parameter(name, passed, gather),) if self.learned else ()
 
 
-def column(numbers: Floats) -> Floats:
-    """Return numbers of heads as (heads, 1, 1)."""
-    return numbers.reshape(-1, 1, 1)
+def column(array: Floats) -> Floats:
+    """Reshape values per head to (heads, 1, 1)."""
+    return array.reshape(-1, 1, 1)
 
 
 def over_heads(partial: Floats) -> Gather:

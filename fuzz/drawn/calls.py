@@ -15,7 +15,7 @@ from fuzz.draw import Draw
 from fuzz.drawn.arrays import Format
 from fuzz.drawn.bias import DrawnBias, Scene
 from fuzz.drawn.biases import drawn_bias
-from fuzz.drawn.inputs import numbers
+from fuzz.drawn.inputs import draw_inputs
 from fuzz.drawn.places import Places, drawn_places
 from fuzz.drawn.rotations import drawn_rotation
 from fuzz.drawn.sizes import Sizes
@@ -182,7 +182,7 @@ def _with_rotation(
 def _inputs(
     draw: Draw, sizes: Sizes, form: Format, seen: NDArray[np.bool_], *, poison: bool
 ) -> tuple[Any, Any, NDArray[np.bool_]]:
-    query, key, value = numbers(draw, sizes)
+    query, key, value = draw_inputs(draw, sizes)
     group = sizes.heads // sizes.kv_heads
     hidden = _unseen(sizes, seen)
     ignored = np.zeros(sizes.pairs[:3], np.bool_)

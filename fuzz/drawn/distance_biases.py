@@ -1,4 +1,4 @@
-"""Biases over distance: those of `BIAS_CASES`, T5, tables and functions."""
+"""Biases over distance: `BIAS_CASES`, T5, tables and functions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FAR = 1000
 def of_case(name: str, scene: Scene) -> DrawnBias:
     """Draw a bias of `BIAS_CASES`."""
     case = BIAS_CASES[name]
-    numbers, options = case.draw(scene.draw, scene.sizes.heads, scene.learned)
-    pairs = {key: scene.parameter(x) for key, x in numbers.items()}
+    array, options = case.draw(scene.draw, scene.sizes.heads, scene.learned)
+    pairs = {key: scene.parameter(x) for key, x in array.items()}
     passed = {key: x for key, (x, _) in pairs.items()}
     exact = {key: x for key, (_, x) in pairs.items()}
     values, partials = case.values(scene.distance, exact, options)
@@ -40,10 +40,10 @@ def t5(scene: Scene) -> DrawnBias:
     """Draw T5's buckets."""
     draw, both = scene.draw, not scene.places.rule.causal or scene.draw.chance(0.5)
     buckets, most = draw.one_of((4, 8, 32)), draw.integer(20, 300)
-    values, numbers = scene.parameter(3 * draw.normal(scene.sizes.heads, buckets))
+    values, array = scene.parameter(3 * draw.normal(scene.sizes.heads, buckets))
     index = biases.t5_buckets(scene.places.pairs.distance, buckets, most, bidirectional=both)
-    parameters = scene.learn("values", values, by_index(index, numbers.shape))
-    return DrawnBias(na.T5(values, both, most), _look_up(numbers, index), parameters)
+    parameters = scene.learn("values", values, by_index(index, array.shape))
+    return DrawnBias(na.T5(values, both, most), _look_up(array, index), parameters)
 
 
 def _look_up(table: Floats, index: NDArray[np.int64]) -> Floats:
@@ -64,22 +64,22 @@ def table(scene: Scene) -> DrawnBias:
     most = max(most, begin)
     size = most - begin + 1 + draw.one_of((0, 0, 5))
     decay = -draw.power(-3, 0) * np.abs(np.arange(size) + begin)
-    numbers = draw.normal(scene.sizes.heads, size) * draw.power(-1, 1) + decay
+    array = draw.normal(scene.sizes.heads, size) * draw.power(-1, 1) + decay
     if draw.chance(0.2):
-        numbers[draw.numbers.random(numbers.shape) < 0.1] = -np.inf
-    passed, numbers = scene.parameter(numbers)
+        array[draw.generator.random(array.shape) < 0.1] = -np.inf
+    passed, array = scene.parameter(array)
     index = d - begin
-    parameters = scene.learn("table", passed, by_index(index, numbers.shape))
-    return DrawnBias(na.DistanceTable(passed, begin), _look_up(numbers, index), parameters)
+    parameters = scene.learn("table", passed, by_index(index, array.shape))
+    return DrawnBias(na.DistanceTable(passed, begin), _look_up(array, index), parameters)
 
 
 def function(scene: Scene) -> DrawnBias:
     """Draw a stranger's function of distance: -a sqrt |d|, a in front of every head."""
-    strength, numbers = scene.per_head(-2, 0.5)
+    strength, array = scene.per_head(-2, 0.5)
     bias = na.DistanceFunction(_root(strength), scene.sizes.heads)
     partial = -np.sqrt(np.abs(scene.distance))
     parameters = scene.learn("strength", strength, over_heads(partial))
-    return DrawnBias(bias, column(numbers) * partial, parameters)
+    return DrawnBias(bias, column(array) * partial, parameters)
 
 
 def _root(strength: Any) -> Callable[[Floats], Any]:

@@ -1,4 +1,4 @@
-"""Numbers of queries, keys and values: normal, and those that defeat heuristics."""
+"""Inputs of attention: normal values, and values that defeat heuristics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fuzz.drawn.sizes import Sizes
 Floats = NDArray[np.float64]
 
 
-def numbers(draw: Draw, sizes: Sizes) -> tuple[Floats, Floats, Floats]:
+def draw_inputs(draw: Draw, sizes: Sizes) -> tuple[Floats, Floats, Floats]:
     """Draw queries, keys and values."""
     query = draw.normal(sizes.batch, sizes.heads, sizes.queries, sizes.dim)
     key, value = (draw.normal(sizes.batch, sizes.kv_heads, sizes.keys, sizes.dim) for _ in "kv")
@@ -32,8 +32,8 @@ def _powers(draw: Draw, query: Floats, key: Floats, value: Floats) -> None:
 
 
 def _whole(draw: Draw, query: Floats, key: Floats, value: Floats) -> None:
-    for numbers in (query, key, value):
-        np.round(2 * numbers, out=numbers)
+    for values in (query, key, value):
+        np.round(2 * values, out=values)
 
 
 def _equal_keys(draw: Draw, query: Floats, key: Floats, value: Floats) -> None:
@@ -69,7 +69,7 @@ def _tiny(draw: Draw, query: Floats, key: Floats, value: Floats) -> None:
     key *= draw.power(-7, -5)
 
 
-#: By name: how often it is drawn, and the function that changes normal numbers.
+#: By name: how often it is drawn, and the function that changes normal values.
 STYLES = {
     "normal": (8, _normal),
     "powers": (3, _powers),

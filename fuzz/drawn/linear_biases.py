@@ -54,9 +54,9 @@ def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
         )
 
     def for_heads(heads: int) -> Floats:
-        numbers = slopes.scaled(e := slopes.exponents(heads), weights(e), factor)
-        return numbers.reshape(
-            *([1] * (numbers.ndim == 1)), *numbers.shape, *[1] * (numbers.ndim < 3)
+        entries = slopes.scaled(e := slopes.exponents(heads), weights(e), factor)
+        return entries.reshape(
+            *([1] * (entries.ndim == 1)), *entries.shape, *[1] * (entries.ndim < 3)
         )
 
     return scaling, for_heads
@@ -171,29 +171,29 @@ def _slopes(scene: Scene) -> tuple[Any, Floats]:
         (1, sizes.heads, sizes.queries),
         (sizes.batch, sizes.heads, sizes.queries),
     )
-    numbers = np.abs(draw.normal(*draw.one_of(shapes))) * draw.power(-3, 1)
-    chance = draw.numbers.random(numbers.shape)
-    numbers[chance < 0.1] = 0.0
+    entries = np.abs(draw.normal(*draw.one_of(shapes))) * draw.power(-3, 1)
+    chance = draw.generator.random(entries.shape)
+    entries[chance < 0.1] = 0.0
     if draw.chance(0.2):
-        numbers[chance > 0.8] *= -1.0
+        entries[chance > 0.8] *= -1.0
     if draw.chance(0.2):
-        numbers[chance > 0.9] = np.inf
-    return scene.parameter(numbers)
+        entries[chance > 0.9] = np.inf
+    return scene.parameter(entries)
 
 
-def _axes(numbers: Floats) -> Floats:
-    if numbers.ndim == 1:
-        return numbers[None, :, None]
-    return numbers[..., None] if numbers.ndim == 2 else numbers
+def _axes(entries: Floats) -> Floats:
+    if entries.ndim == 1:
+        return entries[None, :, None]
+    return entries[..., None] if entries.ndim == 2 else entries
 
 
 def own_slopes(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
     """ALiBi with the caller's slopes."""
-    passed, numbers = _slopes(scene)
+    passed, entries = _slopes(scene)
     sides, exempt = _sides(scene), _drawn_exempt(scene)
-    values, partials = _finished(scene, *_hide(sides, _axes(numbers), _axes(numbers)), exempt, knee)
+    values, partials = _finished(scene, *_hide(sides, _axes(entries), _axes(entries)), exempt, knee)
     bias = na.ALiBi(scene.sizes.heads, knee, slopes=passed, sides=sides, exempt=exempt)  # type: ignore[arg-type]
-    gather = to_shape(partials["left"] + partials["right"], numbers.shape)
+    gather = to_shape(partials["left"] + partials["right"], entries.shape)
     return DrawnBias(bias, values, scene.learn("slopes", passed, gather))
 
 

@@ -1,4 +1,4 @@
-"""Biases that are no function of distance: none, dense numbers, forget gates, a stranger's."""
+"""Biases that are not functions of distance: none, dense, forget gates, a user's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def no_bias(scene: Scene) -> DrawnBias:
 
 
 def dense(scene: Scene) -> DrawnBias:
-    """Draw dense numbers of any shape that broadcasts; -inf and huge ones among them."""
+    """Draw dense values of any shape that broadcasts; -inf and huge ones among them."""
     draw, (batch, heads, queries, keys) = scene.draw, scene.sizes.pairs
     shapes = [
         (batch, heads, queries, keys),
@@ -33,15 +33,15 @@ def dense(scene: Scene) -> DrawnBias:
         (keys,),
         (1,),
     ]
-    numbers = draw.normal(*draw.one_of(shapes)) * draw.power(-1, 1.5)
-    chance = draw.numbers.random(numbers.shape)
+    array = draw.normal(*draw.one_of(shapes)) * draw.power(-1, 1.5)
+    chance = draw.generator.random(array.shape)
     if draw.chance(0.4):
-        numbers[chance < 0.2] = -np.inf
+        array[chance < 0.2] = -np.inf
     if draw.chance(0.15):
-        numbers[chance > 0.9] = draw.one_of((-1e4, -1e9, -1e30, 1e3))
+        array[chance > 0.9] = draw.one_of((-1e4, -1e9, -1e30, 1e3))
     name = "float32" if scene.learned else draw.one_of(("float32", *NUMPY))
     with np.errstate(over="ignore"):  # -1e30 is -infinity in float16
-        stored = numbers.astype(NUMPY[name])
+        stored = array.astype(NUMPY[name])
     exact = stored.astype(np.float64)
     passed: Any = tensor(stored) if scene.form.tensors else stored
     if not scene.form.tensors and name in ("float32", "float64") and draw.chance(0.2):
@@ -52,7 +52,7 @@ def dense(scene: Scene) -> DrawnBias:
 
 
 def _summed(shape: tuple[int, ...]) -> Gather:
-    """Return the gather of dense numbers, whose derivative is 1."""
+    """Return the gather of dense values, whose derivative is 1."""
 
     def gather(of_scores: Floats, sizes: bool) -> Floats:
         del sizes
@@ -65,16 +65,16 @@ def _summed(shape: tuple[int, ...]) -> Gather:
 
 
 def forget_gates(scene: Scene) -> DrawnBias:
-    """Draw forget gates; those of padding do not count."""
+    """Draw forget gates; gates of padding do not count."""
     draw, (batch, heads, queries, keys) = scene.draw, scene.sizes.pairs
     gates = -np.abs(draw.normal(draw.one_of((1, batch)), heads, keys)) * draw.power(-3, 1)
-    passed, numbers = scene.parameter(gates)
+    passed, array = scene.parameter(gates)
     real = scene.places.pairs.real
-    used = numbers if real is None else np.where(real[:, None], numbers, 0.0)
+    used = array if real is None else np.where(real[:, None], array, 0.0)
     values = biases.forget_gates(used, queries)
     # prefix sums in float64 err by 2^-53 of themselves a step
     error = 2.0**-52 * (keys + 2) * float(np.abs(used).sum(axis=-1).max(initial=0.0))
-    parameters = scene.learn("log_gates", passed, _prefix_sums(numbers.shape, real))
+    parameters = scene.learn("log_gates", passed, _prefix_sums(array.shape, real))
     return DrawnBias(na.ForgetGates(passed), values, parameters, error)
 
 
@@ -103,15 +103,15 @@ class PerKey(BiasObject):
         self.define(values=values, num_heads=values.shape[0], sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        """Return dense numbers."""
+        """Return a dense bias."""
         del problem, like
         return KernelBias(dense=self.values[None, :, None])  # type: ignore[attr-defined]
 
 
 def strange(scene: Scene) -> DrawnBias:
     """Draw a stranger's bias."""
-    numbers = scene.draw.normal(scene.sizes.heads, scene.sizes.keys).astype(np.float32)
-    passed: Any = tensor(numbers) if scene.form.tensors else numbers
+    array = scene.draw.normal(scene.sizes.heads, scene.sizes.keys).astype(np.float32)
+    passed: Any = tensor(array) if scene.form.tensors else array
     if scene.learned:
         passed.requires_grad_()
 
@@ -120,5 +120,5 @@ def strange(scene: Scene) -> DrawnBias:
         total: Floats = of_scores.sum(axis=(0, 2))
         return total
 
-    exact = numbers.astype(np.float64)[None, :, None]
+    exact = array.astype(np.float64)[None, :, None]
     return DrawnBias(PerKey(passed), exact, scene.learn("values", passed, gather))

@@ -88,13 +88,15 @@ def _packed(
     """Draw texts of keys, and of queries in other columns at times, and their positions."""
     batch, _, queries, keys = sizes.pairs
     rows = batch if draw.chance(0.5) else 1
-    numbers = [draw.numbers.permutation(40) for _ in range(rows)]
-    of_keys = np.array([_texts(draw, row, keys) for row in numbers])
+    values = [draw.generator.permutation(40) for _ in range(rows)]
+    of_keys = np.array([_texts(draw, row, keys) for row in values])
     options["segment_ids"] = _argument(draw, form, of_keys)
     placed = queries > keys or draw.chance(0.25)
     of_queries = of_keys[:, keys - queries :]
     if placed:
-        of_queries = np.array([_texts(draw, draw.numbers.permutation(x), queries) for x in numbers])
+        of_queries = np.array(
+            [_texts(draw, draw.generator.permutation(x), queries) for x in values]
+        )
         options["query_segment_ids"] = _argument(draw, form, of_queries)
     at_keys = np.zeros(of_keys.shape, np.int64)
     for row, number in _each(of_keys):
@@ -119,19 +121,19 @@ def _packed(
     return Places(options, Pairs(at_queries, at_keys, real, rule, (of_queries, of_keys)), placed)
 
 
-def _texts(draw: Draw, numbers: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Return runs of the first few numbers, each with at least one token."""
+def _texts(draw: Draw, values: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Return runs of the first few ids, each with at least one token."""
     runs = draw.integer(1, min(length, draw.one_of((1, 3, 8)))) if length else 0
     cuts: Any = []
     if runs > 1:
-        cuts = np.sort(draw.numbers.choice(length - 1, runs - 1, replace=False) + 1)
-    return np.repeat(numbers[:runs], np.diff([0, *cuts, length])) if runs else numbers[:0]
+        cuts = np.sort(draw.generator.choice(length - 1, runs - 1, replace=False) + 1)
+    return np.repeat(values[:runs], np.diff([0, *cuts, length])) if runs else values[:0]
 
 
 def _each(ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield each row with each of its numbers."""
-    for row, numbers in enumerate(ids):
-        for number in np.unique(numbers).tolist():
+    """Yield each row with each of its ids."""
+    for row, values in enumerate(ids):
+        for number in np.unique(values).tolist():
             yield row, number
 
 
@@ -154,7 +156,7 @@ def _padding(draw: Draw, sizes: Sizes) -> NDArray[np.bool_]:
     columns, batch = np.arange(sizes.keys), sizes.batch
     style = draw.one_of(("left", "right", "holes", "all", "none"))
     lengths = draw.integers(0, sizes.keys, (batch, 1))
-    real: NDArray[np.bool_] = draw.numbers.random((batch, sizes.keys)) < 0.7
+    real: NDArray[np.bool_] = draw.generator.random((batch, sizes.keys)) < 0.7
     if style == "left":
         real = columns >= sizes.keys - lengths
     elif style == "right":
@@ -192,7 +194,7 @@ def _positions(
     elif style == "decreasing":
         at = at[:, ::-1].copy()
     elif style == "shuffled":
-        at = draw.numbers.permuted(at, axis=1)
+        at = draw.generator.permuted(at, axis=1)
     elif style == "gaps":
         at = np.cumsum(draw.integers(0, 5, (rows, length)), axis=1)
     top = GREATEST_POSITION - int(at.max(initial=0))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fuzz.bounds import LEAST, ROUNDING, Bounds, Interval
 from fuzz.compare import WrongError, compare
 from fuzz.draw import Draw
-from fuzz.drawn.arrays import numbers_of
+from fuzz.drawn.arrays import as_float64
 from fuzz.drawn.calls import Call, Wishes, drawn_call
 from fuzz.kinds.forward import compare_results
 
@@ -37,7 +37,7 @@ def certificate(draw: Draw) -> None:
 def _compare(call: Call, tolerance: float, whole: Any, skipped: Any) -> None:
     """Check the change of output and logsumexp against docs/exactness.md."""
     bounds, name = Bounds(call), call.form.name
-    output, log = (numbers_of(x) for x in whole)
+    output, log = (as_float64(x) for x in whole)
     eps = max(tolerance, 2.0**-24)
     least, most = bounds.values_range
     mean = bounds.softmax.weights @ np.abs(call.exact[2])

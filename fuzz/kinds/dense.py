@@ -20,7 +20,7 @@ from fuzz.drawn.sizes import Sizes
 from fuzz.oracle.pairs import MaskRule, Pairs
 
 #: Roundings of a value: the parameter, its product with the distance or the formula's result, and
-#: those of the float32 result before it is rounded to its dtype.
+#: the float32 result before it is rounded to its dtype.
 ERROR = 6 * 2.0**-24
 
 
@@ -58,7 +58,7 @@ def key_bias(draw: Draw) -> None:
     """Check `build_alibi_tensor`."""
     batch, keys = draw.integer(1, 4), draw.integer(0, 300)
     form = Format.drawn(draw)
-    real = draw.numbers.random((batch, keys)) < draw.one_of((0.0, 0.7, 1.0, 1.0))
+    real = draw.generator.random((batch, keys)) < draw.one_of((0.0, 0.7, 1.0, 1.0))
     sizes = Sizes(batch, draw.integer(1, 24), 1, 1, keys, 1)
     pairs = Pairs(np.zeros((1, 1), np.int64), np.zeros((1, keys), np.int64), real)
     scene = Scene(draw, sizes, Places({}, pairs, placed=False), form, learned=False)

@@ -17,7 +17,7 @@ from fuzz.oracle import biases
 
 
 def extreme(draw: Draw) -> None:
-    """Check scales, values, slopes and dense numbers up to the greatest of float32."""
+    """Check scales, values, slopes and dense values up to the greatest of float32."""
     wishes = Wishes(wide=False, poison=False, cheaper=5.0)
     call = drawn_call(draw, wishes)
     what = draw.one_of(("scale", "queries", "values", "bias"))
@@ -32,7 +32,7 @@ def extreme(draw: Draw) -> None:
 def _inputs(draw: Draw, call: Call, what: str) -> dict[str, Any]:
     """Draw values near the end of the dtype, or queries that the scale brings back.
 
-    Numbers that the call's own bias hides are 0 to the oracle, so they are 0 in the new arrays.
+    Values that the call's own bias hides are 0 to the oracle, so they are 0 in the new arrays.
     """
     query, key, value = call.exact
     options = dict(call.options)
@@ -50,19 +50,19 @@ def _inputs(draw: Draw, call: Call, what: str) -> dict[str, Any]:
 
 
 def _bias(draw: Draw, call: Call) -> dict[str, Any]:
-    """Draw a bias of huge numbers."""
+    """Draw a bias of huge values."""
     heads, (batch, _, queries, keys) = call.sizes.heads, call.sizes.pairs
     size = draw.power(20, 38.53) * draw.one_of((-1.0, -1.0, 1.0))
     if draw.chance(0.5):
         shape = draw.one_of(((queries, keys), (keys,), (batch, 1, queries, keys), (queries, 1)))
-        chosen = draw.numbers.random(shape) < draw.one_of((0.3, 1.0))
-        numbers = np.where(chosen, np.float32(size), draw.normal(*shape)).astype(np.float32)
-        return {"bias_name": "dense", "bias": DrawnBias(numbers, numbers.astype(np.float64))}
-    numbers = np.full(heads, size, np.float32)
+        chosen = draw.generator.random(shape) < draw.one_of((0.3, 1.0))
+        entries = np.where(chosen, np.float32(size), draw.normal(*shape)).astype(np.float32)
+        return {"bias_name": "dense", "bias": DrawnBias(entries, entries.astype(np.float64))}
+    entries = np.full(heads, size, np.float32)
     distance = call.places.pairs.distance.astype(np.float64)
-    slopes = column(numbers.astype(np.float64))
+    slopes = column(entries.astype(np.float64))
     values, _ = biases.linear(distance, slopes, slopes)
-    passed = na.ALiBi(heads, slopes=numbers, sides="symmetric")
+    passed = na.ALiBi(heads, slopes=entries, sides="symmetric")
     return {"bias_name": "ALiBi(slopes)", "bias": DrawnBias(passed, values)}
 
 

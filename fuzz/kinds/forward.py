@@ -8,7 +8,7 @@ import ntk_alibi as na
 from fuzz.bounds import Bounds
 from fuzz.compare import compare, exactly
 from fuzz.draw import Draw
-from fuzz.drawn.arrays import numbers_of
+from fuzz.drawn.arrays import as_float64
 from fuzz.drawn.calls import Call, Wishes, drawn_call
 
 
@@ -19,15 +19,15 @@ def forward(draw: Draw) -> None:
 
 def check(call: Call, *, threads: int = 1) -> None:
     """Check that a call gives what the oracle gives."""
-    before = [numbers_of(x) for x in call.arrays]
+    before = [as_float64(x) for x in call.arrays]
     na.set_num_threads(threads)
     try:
         results = call.attend(return_logsumexp=True)
     finally:
         na.set_num_threads(1)
     compare_results(call, results)
-    for array, numbers in zip(call.arrays, before, strict=True):
-        exactly("argument after the call", array, numbers)
+    for array, values in zip(call.arrays, before, strict=True):
+        exactly("argument after the call", array, values)
 
 
 def compare_results(call: Call, results: Any, *, relative: bool = False) -> None:

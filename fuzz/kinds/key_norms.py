@@ -8,7 +8,7 @@ import ntk_alibi as na
 from fuzz.bounds import Floats, Interval
 from fuzz.compare import compare
 from fuzz.draw import Draw
-from fuzz.drawn.arrays import numbers_of
+from fuzz.drawn.arrays import as_float64
 from fuzz.drawn.calls import Wishes, drawn_call
 from fuzz.kinds.forward import compare_results
 
@@ -22,7 +22,7 @@ def key_norms(draw: Draw) -> None:
         length = draw.integer(length + 1, call.sizes.keys)
         norms.update(key[:, :, :length])
     norms.update(key)
-    _check_norms(norms, numbers_of(key))
+    _check_norms(norms, as_float64(key))
     plain = not {"key_padding_mask", "key_positions", "segment_ids", "rotary"} & call.options.keys()
     if not plain or call.exempt:
         return

@@ -40,7 +40,7 @@ def merge(draw: Draw) -> None:
 
 def _logs(draw: Draw, shape: tuple[int, ...]) -> Floats:
     logs = draw.normal(*shape[:3], 1) * draw.power(-1, 4)
-    logs[draw.numbers.random(logs.shape) < 0.2] = -np.inf
+    logs[draw.generator.random(logs.shape) < 0.2] = -np.inf
     return logs
 
 

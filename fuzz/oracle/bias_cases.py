@@ -1,4 +1,4 @@
-"""Cases of biases with numbers for each head: how to draw them, their formulas, what they refuse.
+"""Cases of biases with values for each head: how to draw them, their formulas, what they refuse.
 
 A case stands by the name of its class. The fuzzer, its oracle and the tests of conformance in
 `tests/biases` are made from it. Formulas are written anew from the papers, for torch in float64,
@@ -20,7 +20,7 @@ from fuzz.draw import Draw
 from fuzz.wrong_values import NO_COUNT, NO_HEADS, NO_NUMBER, ones
 
 Floats = NDArray[np.float64]
-Numbers = dict[str, Any]
+Values = dict[str, Any]
 
 #: Heads of the examples.
 HEADS = 4
@@ -29,7 +29,7 @@ FOUR = ones(HEADS)
 
 @dataclass(frozen=True)
 class BiasCase:
-    """A bias that is a function of distance with numbers for each head.
+    """A bias that is a function of distance with values for each head.
 
     Attributes:
         formula: of the distance and the parameters, tensors that broadcast, in the order of the
@@ -42,10 +42,10 @@ class BiasCase:
     """
 
     formula: Callable[..., torch.Tensor]
-    draw: Callable[[Draw, int, bool], tuple[Numbers, Numbers]]
+    draw: Callable[[Draw, int, bool], tuple[Values, Values]]
     wrong: dict[str, tuple[Any, ...]]
     also: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    options: Numbers = field(default_factory=dict)
+    options: Values = field(default_factory=dict)
 
     @property
     def parameters(self) -> list[str]:
@@ -54,7 +54,7 @@ class BiasCase:
         return [x.name for x in arguments if x.kind is not Parameter.KEYWORD_ONLY]
 
     def values(
-        self, distance: Floats, parameters: dict[str, Floats], options: Numbers
+        self, distance: Floats, parameters: dict[str, Floats], options: Values
     ) -> tuple[Floats, dict[str, Floats]]:
         """Return the bias of all pairs, and by name its partial derivatives there."""
         d = torch.from_numpy(distance)
@@ -73,8 +73,8 @@ class BiasCase:
 
 def powers(draw: Draw, heads: int, least: float, most: float) -> Floats:
     """Draw one positive number for each head, between two powers of ten."""
-    numbers: Floats = 10.0 ** draw.numbers.uniform(least, most, heads)
-    return numbers
+    array: Floats = 10.0 ** draw.generator.uniform(least, most, heads)
+    return array
 
 
 def kerple_power(d: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor) -> torch.Tensor:
@@ -82,8 +82,8 @@ def kerple_power(d: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor) -> torch.T
     return -r1 * d.abs() ** r2
 
 
-def _draw_kerple_power(draw: Draw, heads: int, learned: bool) -> tuple[Numbers, Numbers]:
-    exponents = draw.numbers.uniform(0.05, 2.0, heads)
+def _draw_kerple_power(draw: Draw, heads: int, learned: bool) -> tuple[Values, Values]:
+    exponents = draw.generator.uniform(0.05, 2.0, heads)
     return {"r1": powers(draw, heads, -2, 0.5), "r2": exponents}, {}
 
 
@@ -92,7 +92,7 @@ def kerple_log(d: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor) -> torch.Ten
     return -r1 * torch.log1p(r2 * d.abs())
 
 
-def _draw_kerple_log(draw: Draw, heads: int, learned: bool) -> tuple[Numbers, Numbers]:
+def _draw_kerple_log(draw: Draw, heads: int, learned: bool) -> tuple[Values, Values]:
     return {"r1": powers(draw, heads, -2, 1), "r2": powers(draw, heads, -2, 1)}, {}
 
 
@@ -108,16 +108,16 @@ def bam(
     return -((alpha * (d - mu).abs() + epsilon) ** beta)
 
 
-def _draw_bam(draw: Draw, heads: int, learned: bool) -> tuple[Numbers, Numbers]:
+def _draw_bam(draw: Draw, heads: int, learned: bool) -> tuple[Values, Values]:
     # at distance mu the derivative may be infinite without epsilon, or at a negative exponent
     epsilon = draw.one_of((1e-5, 1e-2) if learned else (0.0, 1e-5, 1e-2))
     negative = epsilon == 1e-2 and not learned and draw.chance(0.3)
-    numbers = {
+    array = {
         "alpha": powers(draw, heads, -2, 0.5),
-        "beta": draw.numbers.uniform(-1.0 if negative else 0.2, 2.0, heads),
+        "beta": draw.generator.uniform(-1.0 if negative else 0.2, 2.0, heads),
         "mu": np.round(draw.normal(heads) * 3, draw.integer(0, 2)),
     }
-    return numbers, {"epsilon": epsilon}
+    return array, {"epsilon": epsilon}
 
 
 def sandwich(
@@ -130,10 +130,10 @@ def sandwich(
     return lambdas * torch.stack(waves).sum(0)
 
 
-def _draw_sandwich(draw: Draw, heads: int, learned: bool) -> tuple[Numbers, Numbers]:
+def _draw_sandwich(draw: Draw, heads: int, learned: bool) -> tuple[Values, Values]:
     own = learned or draw.chance(0.5)
-    numbers = {"lambdas": powers(draw, heads, -2, 0.5)} if own else {}
-    return numbers, {"num_heads": heads, "dimension": 2 * draw.integer(1, 16)}
+    array = {"lambdas": powers(draw, heads, -2, 0.5)} if own else {}
+    return array, {"num_heads": heads, "dimension": 2 * draw.integer(1, 16)}
 
 
 BIAS_CASES = {

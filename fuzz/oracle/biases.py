@@ -1,7 +1,7 @@
 """Biases of all pairs, and their derivatives in the parameters.
 
 d is the distance i - j, (1 or batch, 1, Q, K); parameters are (heads, 1, 1). `bias_cases` has the
-biases with numbers for each head.
+biases with values for each head.
 """
 
 from __future__ import annotations

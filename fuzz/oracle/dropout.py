@@ -34,6 +34,6 @@ def factors(shape: tuple[int, int, int, int], share: float, seed: int) -> Floats
     counter = np.stack([places[3], places[2], places[1], places[0]], axis=-1)
     words = random_words(counter.astype(np.uint64) & LOW, seed)
     halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
-    numbers = halves.reshape(batch, heads, queries, groups * 8)[..., :keys]
+    values = halves.reshape(batch, heads, queries, groups * 8)[..., :keys]
     below = round(share * 65536)
-    return np.where(numbers < below, 0.0, 65536 / max(65536 - below, 1))
+    return np.where(values < below, 0.0, 65536 / max(65536 - below, 1))

@@ -28,7 +28,7 @@ class Pairs:
         keys: positions (1 or batch, K), int64.
         real: (batch, K), False for padding, or None.
         rule: the mask options.
-        texts: the numbers of texts of queries (batch, Q) and keys (batch, K), or None for one text.
+        texts: segment ids of queries (batch, Q) and keys (batch, K), or None if nothing is packed.
     """
 
     queries: NDArray[np.int64]

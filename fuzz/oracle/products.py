@@ -130,9 +130,9 @@ class Rotated:
     def _gathered(self, shape: tuple[int, ...], rest: Floats, of_pairs: list[Any]) -> Floats:
         gradient = np.zeros(shape)
         gradient[..., self._rest] = rest
-        for m, numbers in enumerate(of_pairs):
+        for m, array in enumerate(of_pairs):
             first, second = self._rotation.channels(m)
-            gradient[..., first], gradient[..., second] = numbers.real, numbers.imag
+            gradient[..., first], gradient[..., second] = array.real, array.imag
         return gradient
 
     def query_gradient(self, of_scores: Floats) -> Floats:

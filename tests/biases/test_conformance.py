@@ -1,4 +1,4 @@
-"""Conformance of all biases in every kind of call: those of the package, and foreign ones."""
+"""Conformance of all biases in every kind of call: the package's biases, and foreign ones."""
 
 from __future__ import annotations
 
@@ -176,11 +176,11 @@ def test_every_bias_has_a_case() -> None:
 def test_a_bias_with_numbers_for_each_head_is_its_reference(name: str) -> None:
     """`na.reference` has its formula under its name in snake case, with its parameters."""
     case = BIAS_CASES[name]
-    numbers = [0.1 + np.random.default_rng(6).random(HEADS) for _ in case.parameters]
-    numbers = [x.astype(np.float32).astype(np.float64) for x in numbers]
+    array = [0.1 + np.random.default_rng(6).random(HEADS) for _ in case.parameters]
+    array = [x.astype(np.float32).astype(np.float64) for x in array]
     for queries, keys in ((60, 90), (60, 7), (1, 1), (0, 5), (5, 0)):
-        ours = BIASES[name].make(*numbers).tensor(queries, keys)
-        theirs = reference_of(name)(na.reference.distances(queries, keys), *numbers, case.options)
+        ours = BIASES[name].make(*array).tensor(queries, keys)
+        theirs = reference_of(name)(na.reference.distances(queries, keys), *array, case.options)
         assert (ours.shape, ours.dtype) == ((1, HEADS, queries, keys), np.float32)
         # tables are float64 and rounded once; the error of a power or a cosine is far below
         np.testing.assert_allclose(ours[0], theirs, rtol=2.0**-24 * 1.001, atol=1e-12)
@@ -279,18 +279,18 @@ def test_tensor_is_the_numbers_written_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", [x for x in BIASES if x != "DistanceFunction"])
 def test_a_bias_is_a_value(name: str) -> None:
-    """Biases are equal if and only if their numbers are."""
+    """Biases are equal if and only if their values are."""
     case = BIASES[name]
     for make in (np.copy, torch.tensor):
-        numbers = [make(x) for x in case.parameters(3)]
-        bias = case.make(*numbers)
+        array = [make(x) for x in case.parameters(3)]
+        bias = case.make(*array)
         same = case.make(*(make(x) for x in case.parameters(3)))
         for other in (same, copy.deepcopy(bias), pickle.loads(pickle.dumps(bias))):
             assert other == bias
             assert hash(other) == hash(bias)
             assert repr(other) == repr(bias)
-        for i in range(len(numbers)):
-            others = [x / 2 if i == j else x for j, x in enumerate(numbers)]
+        for i in range(len(array)):
+            others = [x / 2 if i == j else x for j, x in enumerate(array)]
             assert bias != case.make(*others)
     assert bias not in [one.make(*one.parameters(3)) for x, one in BIASES.items() if x != name]
     assert bias != repr(bias)
@@ -319,7 +319,7 @@ class FewDistances(BiasObject):
 
 
 class FewPositions(BiasObject):
-    """A bias with numbers for keys at few positions only."""
+    """A bias with values for keys at few positions only."""
 
     def __init__(self, values: Any) -> None:
         self.define(values=values, num_heads=len(values), sides="causal")

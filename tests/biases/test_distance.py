@@ -18,7 +18,7 @@ from ntk_alibi.masks import Mask, Problem
 
 #: Prefix sums are float64 and rounded once.
 RTOL, ATOL = 2.0**-24 * 1.001, 1e-12
-NUMBERS = np.random.default_rng(0).standard_normal((3, 200))
+VALUES = np.random.default_rng(0).standard_normal((3, 200))
 GATES = -np.random.default_rng(1).random((2, 3, 90))
 
 #: Biases of three heads, and whether keys far away are proven not to matter.
@@ -53,8 +53,8 @@ def test_dense_biases_of_any_dtype_and_framework() -> None:
 
 def test_causal_biases_hide_what_is_ahead() -> None:
     for bias in (
-        na.DistanceTable(NUMBERS),
-        na.T5(NUMBERS, bidirectional=False),
+        na.DistanceTable(VALUES),
+        na.T5(VALUES, bidirectional=False),
         na.ForgetGates(GATES[..., :9]),
     ):
         ahead = np.arange(4, 9)[:, None] < np.arange(9)
@@ -151,8 +151,8 @@ def test_lists_and_defaults_are_the_numbers_that_they_stand_for() -> None:
         (na.KerplePower(R1, R2), na.KerplePower(list(R1), tuple(R2))),
         (na.BAM(R1, 2.0), na.BAM(R1, [2.0] * 3, 0)),
         (na.Sandwich(3), na.Sandwich(3, 128, 3 / (8.0 * np.arange(1, 4)))),
-        (na.T5(NUMBERS), na.T5(NUMBERS.copy(), True, 128)),
-        (na.DistanceTable(NUMBERS, -3), na.DistanceTable(NUMBERS.tolist(), begin=-3)),
+        (na.T5(VALUES), na.T5(VALUES.copy(), True, 128)),
+        (na.DistanceTable(VALUES, -3), na.DistanceTable(VALUES.tolist(), begin=-3)),
         (na.DistanceFunction(np.cos, 3), na.DistanceFunction(np.cos, num_heads=3)),
         (na.BiALiBi(R1, R2, 0.5), na.BiALiBi(R1, R2, [0.5] * 3)),
         (na.ALiBi(3, exempt=1), na.ALiBi(3, exempt=np.int64(1))),
@@ -190,7 +190,7 @@ def test_tables_are_as_long_as_what_is_seen() -> None:
     assert length(causal=False, align="start") == (-999, 1019)
     positions = np.arange(1000, dtype=np.int32)[None]
     assert length(query_positions=positions[:, :20], key_positions=positions) == (0, 20)
-    apart = na.DistanceTable(NUMBERS[:, :30])
+    apart = na.DistanceTable(VALUES[:, :30])
     arrays = inputs(1, 3, 3, 20, 300, 4)
     na.attention(*arrays, apart, window=30)
     with pytest.raises(ValueError, match=r"cover the distances 0 to 30 .* got 30 from 0"):

@@ -44,14 +44,14 @@ ARRAYS = inputs(2, HEADS, HEADS, LENGTH, LENGTH, 16)
 
 
 class Dense(BiasObject):
-    """Dense numbers of any shape that broadcasts to (batch, heads, queries, keys)."""
+    """Dense values of any shape that broadcasts to (batch, heads, queries, keys)."""
 
-    def __init__(self, numbers: Any) -> None:
-        self.define(numbers=numbers, num_heads=HEADS, sides="symmetric")
+    def __init__(self, values: Any) -> None:
+        self.define(values=values, num_heads=HEADS, sides="symmetric")
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         del problem, like
-        return KernelBias(dense=self.numbers)
+        return KernelBias(dense=self.values)
 
 
 BIASES |= {
@@ -90,13 +90,13 @@ def test_gradients_reach_the_parameters_of_their_heads(name: str) -> None:
     heads, bias = slice(2, 5), BIASES[name]
     gradients = []
     for some in (False, True):
-        numbers = [torch.tensor(x.copy(), requires_grad=True) for x in bias.parameters]
-        own: Any = LEARNED[name](*numbers)
+        values = [torch.tensor(x.copy(), requires_grad=True) for x in bias.parameters]
+        own: Any = LEARNED[name](*values)
         tensors = [torch.from_numpy(x[:, heads] if some else x) for x in ARRAYS]
         made = SomeHeads(own, heads) if some else own
         output = na.attention(*tensors, made, causal=own.sides == "causal")
         output = output if some else output[:, heads]
-        gradients.append(torch.autograd.grad(output.square().sum(), numbers))
+        gradients.append(torch.autograd.grad(output.square().sum(), values))
     for x, y in zip(*gradients, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
 

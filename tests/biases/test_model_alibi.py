@@ -40,11 +40,13 @@ def test_slopes_are_those_of_the_family(scaling: Any, sides: Any) -> None:
     ]:
         slopes = slopes if scaling is None else na.reference.ntk_slopes(slopes, 4.0)
         slopes = slopes / divisor
-        meant = na.reference.symmetric_bias(slopes, 7, 9)
+        dense_bias = na.reference.symmetric_bias(slopes, 7, 9)
         if sides == "causal":
-            meant = na.reference.linear_bias(slopes, np.full(12, np.inf), 7, 9)
+            dense_bias = na.reference.linear_bias(slopes, np.full(12, np.inf), 7, 9)
         found = ModelALiBi(rule, scaling, sides=sides).tensor(7, 9)
-        np.testing.assert_allclose(found, meant, rtol=RTOL + (rule.max_bias != 8) * 1e-6, atol=0)
+        np.testing.assert_allclose(
+            found, dense_bias, rtol=RTOL + (rule.max_bias != 8) * 1e-6, atol=0
+        )
 
 
 @pytest.mark.parametrize("sides", ["causal", "symmetric"])

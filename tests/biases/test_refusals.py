@@ -1,7 +1,7 @@
 """Error messages for wrong arguments of biases and slopes: each one made to happen.
 
 `tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
-sentence stands once.
+sentence is written once.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "a parameter of the bias must not require grad here",
     ),
-    # numbers for each head
+    # values for each head
     (lambda: na.KerplePower([0.0], [1.0]), ValueError, "r1 must be finite and > 0, got 0.0"),
     (lambda: na.KerplePower([1.0], [2.5]), ValueError, "r2 must be .* > 0 and <= 2, got 2.5"),
     (lambda: na.KerplePower(1.0, [1.0]), ValueError, r"r1 must have shape \(heads,\), got \(\)"),

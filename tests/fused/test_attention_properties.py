@@ -34,7 +34,7 @@ PLACED = ("unsorted", "repeats", "far", "queries only")
 
 def bounds(call: Call) -> Any:
     scale, tolerance = (call.options[name] for name in ("scale", "skip_tolerance"))
-    return expected(call.query, call.key, call.value, call.meant, scale, tolerance)
+    return expected(call.query, call.key, call.value, call.dense_bias, scale, tolerance)
 
 
 def assert_near(first: Any, second: Any, *allowed: Any) -> None:
@@ -138,13 +138,17 @@ def part_of(call: Call, some: slice) -> Call:
     bias = call.bias
     if isinstance(bias, np.ndarray) and bias.ndim and bias.shape[-1] > 1:
         bias = bias[..., some]
-    key, value, meant = call.key[:, :, some], call.value[:, :, some], call.meant[..., some]
+    key, value, dense_bias = (
+        call.key[:, :, some],
+        call.value[:, :, some],
+        call.dense_bias[..., some],
+    )
     return replace(
         call,
         key=key,
         value=value,
         seen=call.seen[..., some],
-        meant=meant,
+        dense_bias=dense_bias,
         bias=bias,
         options=options,
     )
@@ -153,11 +157,11 @@ def part_of(call: Call, some: slice) -> Call:
 @given(call=calls(dtypes=("float32",)), seed=st.integers(0, 99))
 def test_a_constant_for_a_row_moves_only_its_logsumexp(call: Call, seed: int) -> None:
     # Multiples of 2^-10 below 2^13: their sums are exact in float32.
-    numbers = np.round(1024 * np.where(np.isneginf(call.meant), 0.0, call.meant)) / 1024
-    constant = np.random.default_rng(seed).integers(-40000, 40000, (*numbers.shape[:3], 1)) / 1024
+    values = np.round(1024 * np.where(np.isneginf(call.dense_bias), 0.0, call.dense_bias)) / 1024
+    constant = np.random.default_rng(seed).integers(-40000, 40000, (*values.shape[:3], 1)) / 1024
     first, second = (
-        replace(call, bias=bias.astype(np.float32), meant=np.where(call.seen, bias, -np.inf))
-        for bias in (numbers, numbers + constant)
+        replace(call, bias=bias.astype(np.float32), dense_bias=np.where(call.seen, bias, -np.inf))
+        for bias in (values, values + constant)
     )
     allowed = bounds(first), bounds(second)
     for _ in each_isa():
@@ -165,7 +169,7 @@ def test_a_constant_for_a_row_moves_only_its_logsumexp(call: Call, seed: int) ->
         assert_near(first.run(), (output, logsumexp - constant[..., 0]), *allowed)
 
 
-# --- keys hidden by dense numbers -----------------------------------------------------------------
+# --- keys hidden by dense values -----------------------------------------------------------------
 
 
 def test_a_row_that_numbers_hide_is_empty(isa: str) -> None:
@@ -188,10 +192,10 @@ def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:
 # --- regressions ----------------------------------------------------------------------------------
 
 
-def packed(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return the numbers with a byte between any two, like a field of a structured array."""
-    whole = np.zeros(numbers.shape, [("number", numbers.dtype), ("flag", np.uint8)])
-    whole["number"] = numbers
+def packed(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values with a byte between any two, like a field of a structured array."""
+    whole = np.zeros(values.shape, [("number", values.dtype), ("flag", np.uint8)])
+    whole["number"] = values
     return whole["number"]
 
 
@@ -205,13 +209,13 @@ def test_fields_of_structured_arrays_are_what_they_hold(isa: str) -> None:
 
 @pytest.mark.parametrize("shift", [1, 2])
 def test_what_the_core_gets_is_aligned(shift: int) -> None:
-    numbers = random(0, 1, 2, 9, 16)
-    odd = np.zeros(numbers.nbytes + shift, np.uint8)[shift:].view(np.float32)
-    odd = odd.reshape(numbers.shape)
-    odd[:] = numbers
+    values = random(0, 1, 2, 9, 16)
+    odd = np.zeros(values.nbytes + shift, np.uint8)[shift:].view(np.float32)
+    odd = odd.reshape(values.shape)
+    odd[:] = values
     assert not odd.flags.aligned
     assert readable(odd).flags.aligned
-    np.testing.assert_array_equal(readable(odd), numbers)
+    np.testing.assert_array_equal(readable(odd), values)
     with pytest.raises(ValueError, match="out must be contiguous, aligned"):
         na.ALiBi(2).tensor(9, 16, out=odd)
 
@@ -223,6 +227,6 @@ def test_a_sink_is_not_seen_on_a_side_that_is_hidden(isa: str, queries: int) -> 
     left[:, 0] = np.inf
     left[:, 1, ::2] = np.inf
     bias = na.ALiBi(2, slopes=(left, np.float32([0.1, 0.1])), sides="two_slopes")
-    meant = masked_bias(bias, queries, 150, window=200, sink=3)
+    dense_bias = masked_bias(bias, queries, 150, window=200, sink=3)
     result = na.attention(query, key, value, bias, window=200, sink=3, return_logsumexp=True)
-    check(query, key, value, meant, result)
+    check(query, key, value, dense_bias, result)

@@ -60,7 +60,7 @@ def test_random_numbers(isa: str) -> None:
 
 
 def test_share_and_independence() -> None:
-    """Each weight is dropped with the probability asked for, whatever its neighbours are."""
+    """Each weight is dropped with the probability asked for, regardless of its neighbours."""
     kept = Dropout(19661, 7).kept((2, 4, 200, 300))
     pairs = kept.size
     assert abs(kept.mean() - 0.7) < 5 * np.sqrt(0.21 / pairs)
@@ -88,10 +88,15 @@ def test_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> None:
     arrays = inputs(*shape, dtype=dtype)
     heads, queries, keys = shape[1], shape[3], shape[4]
     bias, dropped = na.ALiBi(heads), {"dropout": 0.3, "seed": SEED}
-    meant = masked_bias(bias, queries, keys)
-    check(*arrays, meant, na.attention(*arrays, bias, **dropped, return_logsumexp=True), **dropped)
+    dense_bias = masked_bias(bias, queries, keys)
+    check(
+        *arrays,
+        dense_bias,
+        na.attention(*arrays, bias, **dropped, return_logsumexp=True),
+        **dropped,
+    )
     result, do, dl = run(arrays, bias, dropped)
-    check_gradients(expected(arrays, meant, do, dl, **dropped), result)
+    check_gradients(expected(arrays, dense_bias, do, dl, **dropped), result)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -215,5 +220,5 @@ def test_seed_of_all_bits() -> None:
     query = random(0, 1, 1, 40, 8)
     seeds = [0, *(1 << bit for bit in range(64))]
     kept = [checked_dropout(0.5, seed, query, 40).kept((1, 1, 40, 40)) for seed in seeds]  # type: ignore[union-attr]
-    assert len({numbers.tobytes() for numbers in kept}) == 65
+    assert len({values.tobytes() for values in kept}) == 65
     assert _core.active_isa()

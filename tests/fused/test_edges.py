@@ -70,10 +70,10 @@ def test_a_product_that_overflows_has_no_effect_without_weight(isa: str) -> None
     rows = query[:, :, 128:], key
     results = [
         _gradients(
-            *rows, numbers, 10 * gradient[:, :, 128:], tensors=False, skip_tolerance=None,
+            *rows, values, 10 * gradient[:, :, 128:], tensors=False, skip_tolerance=None,
             bias=na.ALiBi(1, slopes=np.array([4.0])),
         )
-        for numbers in (value, far)
+        for values in (value, far)
     ]  # fmt: skip
     for got, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -90,9 +90,7 @@ def test_gradients_are_exact_where_float32_rounds_the_logsumexp(isa: str, distan
     near = _gradients(query, key, value, gradient, tensors=True, bias=bias, **places)
     for got, expected in zip((of.query, of.key, of.value), near, strict=True):
         np.testing.assert_array_equal(got, expected)
-    with pytest.raises(
-        ValueError, match="logsumexp must be float64, or the logsumexp of the same call"
-    ):
+    with pytest.raises(ValueError, match="must be float64, or the logsumexp of the same call"):
         attention_gradients(
             query, key, value, results[0], results[1] - 1e6, gradient, bias=bias, **places
         )
@@ -141,7 +139,7 @@ def test_slopes_in_a_field_of_a_packed_structure(isa: str) -> None:
 
 
 def test_dense_numbers_for_no_keys_in_a_field_of_a_packed_structure() -> None:
-    """NumPy calls them aligned whatever their strides, which were refused."""
+    """NumPy calls them aligned for any strides, which were refused."""
     packed = np.zeros((1, 4, 9, 9), [("other", "u1"), ("number", "<f4")])
     query, none = random_rows(9, 0, heads=4)
     got = na.attention(query, none, none, packed["number"][..., :0])

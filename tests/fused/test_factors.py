@@ -84,7 +84,7 @@ def test_factors_give_the_bits_of_multiplied_queries(
     for name in ("key", "value", "left", "right"):
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
     wide = np.asarray(theirs.query, np.float32) * factors[..., None]
-    normal = np.abs(wide) > 2.0**-10  # float16 rounds subnormal numbers
+    normal = np.abs(wide) > 2.0**-10  # float16 rounds subnormal values
     np.testing.assert_array_equal(np.asarray(mine.query, np.float32)[normal], wide[normal])
 
 

@@ -37,7 +37,7 @@ def test_arrays_of_another_byte_order_are_refused(dtype: str) -> None:
 
 def test_masks_positions_and_biases_of_another_byte_order_are_converted() -> None:
     positions = np.arange(6)
-    numbers = np.random.default_rng(0).standard_normal((2, 6, 6)).astype(np.float32)
+    values = np.random.default_rng(0).standard_normal((2, 6, 6)).astype(np.float32)
     for native, swapped in (
         ({"query_positions": positions}, {"query_positions": positions.astype(">i4")}),
         ({"key_positions": positions}, {"key_positions": positions.astype(">i8")}),
@@ -45,14 +45,14 @@ def test_masks_positions_and_biases_of_another_byte_order_are_converted() -> Non
             {"key_padding_mask": positions[None] > 1},
             {"key_padding_mask": (positions[None] > 1) * np.ones(1, ">i2")},
         ),
-        ({"bias": numbers}, {"bias": numbers.astype(">f4")}),
+        ({"bias": values}, {"bias": values.astype(">f4")}),
         (
-            {"bias": na.ALiBi(2, slopes=numbers[:, 0, 0])},
-            {"bias": na.ALiBi(2, slopes=numbers[:, 0, 0].astype(">f4"))},
+            {"bias": na.ALiBi(2, slopes=values[:, 0, 0])},
+            {"bias": na.ALiBi(2, slopes=values[:, 0, 0].astype(">f4"))},
         ),
         (
-            {"bias": na.DistanceTable(numbers[0, :2])},
-            {"bias": na.DistanceTable(numbers[0, :2].astype(">f4"))},
+            {"bias": na.DistanceTable(values[0, :2])},
+            {"bias": na.DistanceTable(values[0, :2].astype(">f4"))},
         ),
     ):
         np.testing.assert_array_equal(

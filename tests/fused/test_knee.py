@@ -44,13 +44,13 @@ def test_keys_that_are_all_far_away(isa: str, count: int, away: int, before: int
     output, log = na.attention(
         query, key, value, bias, causal=False, **places, return_logsumexp=True
     )
-    meant = written(knee, distances(at_queries, at_keys), causal=False)
-    top = meant.max(axis=-1, keepdims=True)
+    dense_bias = written(knee, distances(at_queries, at_keys), causal=False)
+    top = dense_bias.max(axis=-1, keepdims=True)
     wide = np.asarray(log, np.float64)
     # the greatest bias is added to the logsumexp at the end, which float32 then rounds
     allowed = 2 * UNIT * np.abs(top[..., 0])
     what = na.reference.attention(
-        query, *(np.repeat(x, 3, axis=1) for x in (key, value)), bias=meant - top
+        query, *(np.repeat(x, 3, axis=1) for x in (key, value)), bias=dense_bias - top
     )
     np.testing.assert_allclose(output, what[0], atol=4e-6)
     assert (np.abs(wide - (what[1] + top[..., 0])) <= allowed + 4e-6).all()

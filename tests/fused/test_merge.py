@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_definition(dtype: torch.dtype) -> None:
     exact = (weights * torch.stack(exact_outputs)).sum(0)
     total = torch.logsumexp(stacked, 0)
     torch.autograd.backward([exact, total], [do.double(), dl.double()])
-    atol = 2**-6 if dtype is torch.bfloat16 else 1e-5  # sums of 24 products of numbers up to 4
+    atol = 2**-6 if dtype is torch.bfloat16 else 1e-5  # sums of 24 products of values up to 4
     for mine, theirs in zip([*outputs, *logs], [*exact_outputs, *exact_logs], strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None

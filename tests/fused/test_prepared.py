@@ -1,4 +1,4 @@
-"""Prepared calls are those of `attention`, whose arguments were checked once for several layers."""
+"""Prepared calls equal calls of `attention`; arguments are checked once for several layers."""
 
 from __future__ import annotations
 

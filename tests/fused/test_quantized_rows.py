@@ -1,4 +1,4 @@
-"""Attention over keys and values in int8, compared with float64 attention over the same numbers."""
+"""Attention over keys and values in int8, compared with float64 attention over the same values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attention_checks import NUMPY, UNIT, check, each_number_of_threads, inputs,
 
 
 def exact(rows: na.QuantizedRows) -> NDArray[np.float64]:
-    """Return the numbers that quantized rows stand for."""
+    """Return the values that quantized rows stand for."""
     return rows.numbers.astype(np.float64) * rows.scales.astype(np.float64)[..., None]
 
 
@@ -80,14 +80,14 @@ def test_against_the_reference(isa: str, size: tuple[int, int, int], way: str) -
         query, *rows = inputs(2, 4, 2, queries, keys, dim)
         query = query.astype(NUMPY[dtype])
         key, value = quantized(*rows)
-        numbers = exact(key), exact(value)
+        values = exact(key), exact(value)
         if mask is not None:  # padding is never read
             for x in (key, value):
                 x.scales[~np.broadcast_to(mask[:, None], x.scales.shape)] = np.nan
         result = na.attention(
             query, key, value, bias, **options, key_padding_mask=mask, return_logsumexp=True
         )
-        check(query, *numbers, with_mask, result)
+        check(query, *values, with_mask, result)
 
 
 def test_rows_of_a_batch_may_share_numbers_but_not_scales(isa: str) -> None:

@@ -1,6 +1,6 @@
 """Error messages for wrong arguments of attention, its gradients, `merge`, norms and rows.
 
-`tests/biases` and `tests/positions` have those of biases, rotations and log-n scaling.
+`tests/biases` and `tests/positions` test the errors of biases, rotations and log-n scaling.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: call(*(x[..., :0] for x in (QUERY, KEY, VALUE))), ValueError, "head_dim must be betw"),
     (lambda: call(masked(QUERY)), TypeError, "query must not be a masked array"),
-    # numbers and words
+    # values and words
     (lambda: call(causal="no"), TypeError, "causal must be True or False, got 'no'"),
     (lambda: call(window=0), ValueError, "window must be between 1"),
     (lambda: call(causal_block=0), ValueError, "causal_block must be between 1"),
@@ -160,9 +160,9 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: call(TENSOR, ROWS, ROWS), TypeError, "key must be of query's framework, got"),
     (lambda: call(ARRAY.astype(float), ROWS, ROWS), TypeError, "query must be of a dtype of float"),
     (lambda: call(ARRAY, ROWS, ROWS[:, :, :2]), ValueError, "value must have key's shape"),
-    (lambda: na.QuantizedRows(ARRAY, LOG), TypeError, "numbers must be of native int8, got float3"),
-    (lambda: na.QuantizedRows(ROWS.numbers, [1.0]), TypeError, "numbers' framework, got list"),
-    (lambda: na.QuantizedRows(ROWS.numbers, TENSOR), TypeError, "numbers' framework, got Tensor"),
+    (lambda: na.QuantizedRows(ARRAY, LOG), TypeError, "must be of native int8, got float3"),
+    (lambda: na.QuantizedRows(ROWS.numbers, [1.0]), TypeError, "' framework, got list"),
+    (lambda: na.QuantizedRows(ROWS.numbers, TENSOR), TypeError, "' framework, got Tensor"),
     (lambda: na.QuantizedRows(ROWS.numbers, LOG[:1]), ValueError, r"scales .*, got \(1, 4, 3\)"),
     (lambda: na.QuantizedRows.of(ARRAY.astype(int)), TypeError, "dtype of x must be one of float3"),
     (lambda: ROWS[..., :1], IndexError, "index of QuantizedRows must be of batch, heads, tokens"),

@@ -76,15 +76,15 @@ BIASES = {
 
 @pytest.mark.parametrize("kind", BIASES)
 def test_gradients_of_any_bias_are_summed_over_all_centres(kind: str) -> None:
-    """They are compared with those of the same numbers as a dense bias."""
+    """They are compared with the gradients of the same bias as a dense array."""
     arrays, bias = inputs(2, 4, 2, 90, 130, 16), BIASES[kind]
-    numbers = np.zeros((1, 4, 90, 130)) if bias is None else bias.tensor(90, 130)
+    values = np.zeros((1, 4, 90, 130)) if bias is None else bias.tensor(90, 130)
     options: Any = {"rotary": ROTARY["XPOS of many centres"](16), "window": 70}
     results = na.attention(*arrays, bias, return_logsumexp=True, **options)
     given = (*arrays, *results, np.ones_like(results[0]), np.ones_like(results[1]))
     found, whole = (
         attention_gradients(*given, x, bias_gradient=True, **options)
-        for x in (bias, np.maximum(numbers, -1e4))
+        for x in (bias, np.maximum(values, -1e4))
     )
     for name in ("query", "key", "value"):
         np.testing.assert_allclose(
@@ -108,18 +108,18 @@ def test_gradients_of_any_bias_are_summed_over_all_centres(kind: str) -> None:
         np.testing.assert_allclose(found.first, -pairs[..., 0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [*BIASES, "numbers", "numbers of heads", "two-sided", "knee"])
+@pytest.mark.parametrize("kind", [*BIASES, "dense", "dense per head", "two-sided", "knee"])
 def test_heads_may_be_rotated_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {
-        "numbers": random(7, 90, 130),
-        "numbers of heads": random(7, 2, 4, 1, 130),
+        "dense": random(7, 90, 130),
+        "dense per head": random(7, 2, 4, 1, 130),
         "two-sided": na.ALiBi(4, na.DynamicNTK(train_length=64, per="query"), sides="symmetric"),
         "knee": na.ALiBi(4, na.Knee(20, 3.0), sides="symmetric"),
     }
     arrays, bias = inputs(2, 4, 2, 90, 130, 16, dtype="bfloat16"), {**BIASES, **more}[kind]
     whole, alone = [], []
-    for found, numbers in ((whole, 2**20), (alone, 1)):
-        monkeypatch.setattr("ntk_alibi.fused.parts.ROTATED_AT_ONCE", numbers)
+    for found, values in ((whole, 2**20), (alone, 1)):
+        monkeypatch.setattr("ntk_alibi.fused.parts.ROTATED_AT_ONCE", values)
         *results, stats = na.attention(
             *arrays, bias, rotary=na.RoPE(16), log_n=8, return_logsumexp=True, return_stats=True
         )

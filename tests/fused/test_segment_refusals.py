@@ -1,4 +1,4 @@
-"""Error messages for wrong numbers of packed texts, and numbers from cumulative lengths."""
+"""Error messages for wrong segment ids, and ids from cumulative lengths."""
 
 from __future__ import annotations
 

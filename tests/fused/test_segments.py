@@ -23,7 +23,7 @@ IDS = np.array([np.repeat([4, 0, -7, 2], lengths) for lengths in LENGTHS])
 
 
 class Own(NamedTuple):
-    """The part of a call's numbers that belongs to one text."""
+    """The part of a call's arrays that belongs to one segment."""
 
     row: int
     queries: slice
@@ -53,13 +53,13 @@ def flat_and_steep(own: Own | None) -> na.ALiBi:
 
 
 def dense(own: Own | None) -> Any:
-    numbers = random(7, BATCH, HEADS, TOKENS, TOKENS)
-    return numbers if own is None else own(numbers, "row", "all", "queries", "keys")
+    entries = random(7, BATCH, HEADS, TOKENS, TOKENS)
+    return entries if own is None else own(entries, "row", "all", "queries", "keys")
 
 
 def per_key(own: Own | None) -> Any:
-    numbers = random(8, HEADS, 1, TOKENS)
-    return numbers if own is None else own(numbers, "all", "all", "keys")
+    entries = random(8, HEADS, 1, TOKENS)
+    return entries if own is None else own(entries, "all", "all", "keys")
 
 
 def per_query(own: Own | None) -> na.ALiBi:
@@ -74,8 +74,8 @@ def per_row(own: Own | None) -> na.ALiBi:
 
 
 def gates(own: Own | None) -> na.ForgetGates:
-    numbers = -np.round(abs(random(10, BATCH, HEADS, TOKENS)), 2)
-    return na.ForgetGates(numbers if own is None else own(numbers, "row", "all", "keys"))
+    entries = -np.round(abs(random(10, BATCH, HEADS, TOKENS)), 2)
+    return na.ForgetGates(entries if own is None else own(entries, "row", "all", "keys"))
 
 
 #: Functions of a text, or of None for all of them together.

@@ -33,9 +33,9 @@ def test_all_lengths(isa: str, queries: int, keys: int, dim: int, dtype: str) ->
     query, key, value = inputs(2, 4, 2, queries, keys, dim, dtype)
     biases: tuple[Any, ...] = (None, na.ALiBi(4), na.ALiBi(4, sides="symmetric"))
     for bias, causal in zip(biases, (True, True, False), strict=True):
-        numbers = masked_bias(bias, queries, keys, causal=causal)
+        values = masked_bias(bias, queries, keys, causal=causal)
         result = na.attention(query, key, value, bias, causal=causal, return_logsumexp=True)
-        check(query, key, value, numbers, result)
+        check(query, key, value, values, result)
 
 
 @pytest.mark.parametrize("tolerance", [None, 0.0, 0.5])

@@ -317,7 +317,7 @@ def test_a_heavy_block_far_away_does_not_make_the_light_ones_read() -> None:
 
 @pytest.mark.parametrize("knee", [(256, 28.0), (256, math.inf), (1024, 7.0), (100, 0.5)], ids=str)
 def test_with_a_knee_no_more_is_read_than_with_a_table(isa: str, knee: Any) -> None:
-    """A table's bounds are sums over its own numbers; those of a knee are closed forms."""
+    """A table's bounds are sums over its values; a knee's bounds are closed forms."""
     query, key, value = inputs(1, 8, 8, 1024, 2048, 32)
     slopes = na.alibi_slopes(8)[None, :, None]
     far, none = slopes / np.float32(knee[1]), np.full_like(slopes, np.inf)

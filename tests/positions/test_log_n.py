@@ -69,14 +69,14 @@ def test_scores_of_any_strength_are_the_reference(
     seen = np.arange(70) <= np.arange(37, 70)[:, None]
     factors = [na.reference.log_n_factors(seen, 16, strength=s) for s in strengths]
     factor = np.array(factors)[None, :, :, None]
-    numbers = np.zeros((33, 70)) if bias is None else bias
-    numbers = numbers.tensor(33, 70) if hasattr(numbers, "tensor") else numbers
-    meant = np.where(seen, numbers * factor if biased else numbers, -np.inf)
+    values = np.zeros((33, 70)) if bias is None else bias
+    values = values.tensor(33, 70) if hasattr(values, "tensor") else values
+    dense_bias = np.where(seen, values * factor if biased else values, -np.inf)
     wide = query.astype(np.float64) * factor
     per_query_head = [np.repeat(x, 2, axis=1) for x in (key, value)]
-    output, logsumexp = na.reference.attention(wide, *per_query_head, meant)
+    output, logsumexp = na.reference.attention(wide, *per_query_head, dense_bias)
     found = na.attention(query, key, value, bias, log_n=log_n, return_logsumexp=True)
-    # scores are of magnitude 30, their roundings some units of that
+    # scores are of magnitude 30, and round by some units
     np.testing.assert_allclose(found[0], output, rtol=0, atol=64 * UNIT * abs(value).max())
     np.testing.assert_allclose(found[1], logsumexp, rtol=8 * UNIT, atol=64 * UNIT)
     wide_tensors = [torch.from_numpy(x).double() for x in (query, key, value)]
@@ -92,11 +92,11 @@ def test_gradients_of_a_bias_that_is_multiplied(form: str) -> None:
     shape = (4,) if form == "slopes" else (1, 4, 20, 20)
     gradients = []
     for dtype in (torch.float32, torch.float64):
-        numbers = torch.rand(shape, generator=generator.manual_seed(0)).to(dtype).requires_grad_()
-        bias = na.ALiBi(4, slopes=numbers) if form == "slopes" else numbers
+        values = torch.rand(shape, generator=generator.manual_seed(0)).to(dtype).requires_grad_()
+        bias = na.ALiBi(4, slopes=values) if form == "slopes" else values
         tensors = [torch.from_numpy(x).to(dtype) for x in arrays]
         na.attention(*tensors, bias, log_n=log_n).sin().sum().backward()
-        gradients.append(numbers.grad)
+        gradients.append(values.grad)
     torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-4, atol=1e-5)
     output, logsumexp = na.attention(*arrays, _as_arrays(bias), log_n=log_n, return_logsumexp=True)
     by_hand = attention_gradients(

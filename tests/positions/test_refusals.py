@@ -1,7 +1,7 @@
 """Error messages for wrong arguments of rotary embeddings and log-n scaling, each made to happen.
 
 `tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
-sentence stands once.
+sentence is written once.
 """
 
 from __future__ import annotations

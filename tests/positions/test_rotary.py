@@ -15,7 +15,7 @@ import ntk_alibi as na
 from attention_calls import Call, calls
 from attention_checks import NUMPY, UNIT, check, expected, inputs, random, visible
 from ntk_alibi.fused.parts import LEAST_LOG_FACTOR
-from rotary_cases import ROTARY, masked, meant, places
+from rotary_cases import ROTARY, masked, places, reference_scores
 
 
 @st.composite
@@ -38,9 +38,11 @@ def test_any_call_with_rotary_and_log_n_is_the_reference(drawn: Any) -> None:
     arrays = call.query, call.key, call.value
     tolerance = call.options["skip_tolerance"]
     seen = masked(call)
-    scores, scale = meant(arrays, rotary, *places(call), seen, log_n, call.options["scale"])
+    scores, scale = reference_scores(
+        arrays, rotary, *places(call), seen, log_n, call.options["scale"]
+    )
     output, logsumexp, stats = call.run(rotary=rotary, log_n=log_n, return_stats=True)
-    check(*arrays, call.meant, (output, logsumexp), scale, tolerance, scores=scores)
+    check(*arrays, call.dense_bias, (output, logsumexp), scale, tolerance, scores=scores)
     assert (stats.visited <= stats.visible).all()
 
 
@@ -53,7 +55,7 @@ def test_positions_of_a_million_lose_nothing(name: str, dtype: str) -> None:
     far = tuple(x + 1_000_003 for x in near)
     seen = visible(*near)
     # The reference uses the near positions, since the scores depend on distances only.
-    scores, scale = meant(arrays, rotary, *near, seen)
+    scores, scale = reference_scores(arrays, rotary, *near, seen)
     positions = {"query_positions": far[0], "key_positions": far[1]}
     bias = np.where(seen, 0.0, -np.inf)
     result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **positions)
@@ -71,7 +73,7 @@ def test_xpos_reaches_from_the_first_token_to_the_millionth() -> None:
     q = np.array([3, 1000, 512_000, 1_100_003, 1_100_004])
     rotary, seen = na.XPOS(16), visible(q, k)
     assert len(k) == 400
-    scores, scale = meant(arrays, rotary, q, k, seen)
+    scores, scale = reference_scores(arrays, rotary, q, k, seen)
     result = na.attention(
         *arrays, rotary=rotary, query_positions=q, key_positions=k, return_logsumexp=True
     )
@@ -82,7 +84,7 @@ def test_xpos_over_many_centres_is_the_papers_sum() -> None:
     """The queries are four runs of at most 205, the last columns of 1100."""
     arrays, rotary = inputs(1, 1, 1, 800, 1100, 4), na.XPOS(4, scale_base=64.0)
     q, k = np.arange(300, 1100), np.arange(1100)
-    scores, scale = meant(arrays, rotary, q, k, visible(q, k))
+    scores, scale = reference_scores(arrays, rotary, q, k, visible(q, k))
     for options in ({}, {"window": 400}, {"causal_block": 128, "sink": 4}):
         seen = visible(q, k, **options)
         result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
@@ -94,7 +96,7 @@ def test_xpos_over_many_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
     arrays, rotary = inputs(1, 1, 1, 3, 200_000, 4), na.XPOS(4)
     q, k = np.arange(199_997, 200_000), np.arange(200_000)
     seen = visible(q, k, **options)
-    scores, scale = meant(arrays, rotary, q, k, seen)
+    scores, scale = reference_scores(arrays, rotary, q, k, seen)
     result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
     check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
 
@@ -221,7 +223,7 @@ def test_scores_depend_on_distance_only(name: str) -> None:
                      return_logsumexp=True)
         for at in (0, 12_345, 2**31 - 31)
     ]  # fmt: skip
-    scores, scale = meant(arrays, ROTARY[name](8), q, k, visible(q, k))
+    scores, scale = reference_scores(arrays, ROTARY[name](8), q, k, visible(q, k))
     what = expected(*arrays, np.where(visible(q, k), 0.0, -np.inf), scale, scores=scores)
     for output, logsumexp in results:
         assert (np.abs(output - what.output) <= what.output_error).all()

@@ -1,4 +1,4 @@
-"""Conformance of all scalings: those of the package, and foreign ones."""
+"""Conformance of all scalings: the package's, and foreign ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ntk_alibi.scaling.base import StaticScaling
 HEADS, QUERIES, KEYS, ROWS = 4, 30, 45, 2
 PADDING = np.arange(KEYS) >= np.array([[0], [11]])
 
-#: Numbers of tokens: of each row, and of the prefix that ends with each query.
+#: Token counts of each row, and of the prefix that ends with each query.
 REAL = PADDING.sum(axis=1)
 PREFIXES = PADDING.cumsum(axis=1)[:, KEYS - QUERIES :]
 
@@ -83,7 +83,7 @@ class Case(NamedTuple):
 
 
 def of_case(name: str, **options: Any) -> Case:
-    """Return the case of a scaling, whose slopes are those of `na.reference`.
+    """Return the case of a scaling, whose slopes equal `na.reference`'s.
 
     FlatHeads and DynamicFlatHeads have the reference `flat_heads_slopes(slopes, factor, share)`.
     """
@@ -165,15 +165,15 @@ def test_attention_has_its_slopes_with_arrays_and_tensors(case: Case, sides: Any
     options = {"causal": sides == "causal", "key_padding_mask": PADDING, "return_logsumexp": True}
     q, k = np.arange(KEYS - QUERIES, KEYS), np.arange(KEYS)
     seen = visible(q, k, causal=sides == "causal", mask=PADDING)
-    meant = np.where(seen, -written(case) * np.abs(q[:, None] - k), -np.inf)
-    check(*sources, meant, na.attention(*sources, bias, **options))
+    dense_bias = np.where(seen, -written(case) * np.abs(q[:, None] - k), -np.inf)
+    check(*sources, dense_bias, na.attention(*sources, bias, **options))
     for grad in (False, True):
         tensors = [torch.tensor(x, requires_grad=grad) for x in sources]
         options["key_padding_mask"] = torch.from_numpy(PADDING)
         result = na.attention(*tensors, bias, **options)
-        check(*sources, meant, [x.detach().numpy() for x in result])
+        check(*sources, dense_bias, [x.detach().numpy() for x in result])
     wide = na.attention(*(x.double() for x in tensors), bias, **options)
-    check(*sources, meant, [wide[0].detach().float().numpy(), wide[1].detach().numpy()])
+    check(*sources, dense_bias, [wide[0].detach().float().numpy(), wide[1].detach().numpy()])
 
 
 @EVERY

@@ -1,7 +1,7 @@
 """Error messages for wrong scalings and configs: each one made to happen.
 
 `tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
-sentence stands once.
+sentence is written once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Returns:
 
 
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    # numbers
+    # values
     *[
         (lambda s=s, v=v: s(v), ValueError, f"factor must be a finite number >= 1, got {v}")
         for s in (na.NTK, na.Interpolation)

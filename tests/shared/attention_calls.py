@@ -31,9 +31,9 @@ DIMS = st.integers(1, 256) | st.sampled_from((1, 8, 15, 16, 17, 32, 64, 80))
 
 @dataclass
 class Call:
-    """Arguments of one call, the visible pairs, and the expected dense bias `meant`.
+    """Arguments of one call, the visible pairs, and the expected dense bias `dense_bias`.
 
-    `meant` is -inf for pairs that are not visible, too.
+    `dense_bias` is -inf for pairs that are not visible, too.
     """
 
     query: NDArray[Any]
@@ -42,37 +42,37 @@ class Call:
     bias: Any
     options: dict[str, Any]
     seen: NDArray[np.bool_]
-    meant: NDArray[np.float64]
+    dense_bias: NDArray[np.float64]
 
     def run(self, **options: Any) -> Any:
         options = {**self.options, "return_logsumexp": True, **options}
         return na.attention(self.query, self.key, self.value, self.bias, **options)
 
 
-def laid_out(numbers: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Return an array of equal shape and dtype with other strides; "repeated" changes numbers."""
-    batch, heads, length, dim = numbers.shape
+def laid_out(entries: NDArray[Any], layout: str) -> NDArray[Any]:
+    """Return an array of equal shape and dtype with other strides; "repeated" changes values."""
+    batch, heads, length, dim = entries.shape
     if layout == "fused":  # BLOOM's (batch, length, heads, 3, head_dim)
-        whole = np.zeros((batch, length, heads, 3, dim), numbers.dtype)
-        whole[:, :, :, 1] = numbers.swapaxes(1, 2)
+        whole = np.zeros((batch, length, heads, 3, dim), entries.dtype)
+        whole[:, :, :, 1] = entries.swapaxes(1, 2)
         return whole[:, :, :, 1].swapaxes(1, 2)
     if layout == "transposed":
-        return np.ascontiguousarray(numbers.swapaxes(1, 3)).swapaxes(1, 3)
+        return np.ascontiguousarray(entries.swapaxes(1, 3)).swapaxes(1, 3)
     if layout == "reversed":
-        return np.ascontiguousarray(numbers[::-1, ::-1, ::-1])[::-1, ::-1, ::-1]
+        return np.ascontiguousarray(entries[::-1, ::-1, ::-1])[::-1, ::-1, ::-1]
     if layout == "repeated":
-        return np.broadcast_to(numbers[:, :1, :1], numbers.shape)
+        return np.broadcast_to(entries[:, :1, :1], entries.shape)
     if layout == "spread":
-        whole = np.zeros((batch, heads, 2 * length, 2 * dim), numbers.dtype)
-        whole[:, :, ::2, 1::2] = numbers
+        whole = np.zeros((batch, heads, 2 * length, 2 * dim), entries.dtype)
+        whole[:, :, ::2, 1::2] = entries
         return whole[:, :, ::2, 1::2]
     if layout == "mirrored":
-        return np.ascontiguousarray(numbers[..., ::-1])[..., ::-1]
+        return np.ascontiguousarray(entries[..., ::-1])[..., ::-1]
     if layout == "odd":
-        whole = np.zeros(numbers.nbytes + 1, np.uint8)[1:].view(numbers.dtype)
-        whole.reshape(numbers.shape)[:] = numbers
-        return whole.reshape(numbers.shape)
-    return numbers
+        whole = np.zeros(entries.nbytes + 1, np.uint8)[1:].view(entries.dtype)
+        whole.reshape(entries.shape)[:] = entries
+        return whole.reshape(entries.shape)
+    return entries
 
 
 def padding(random: np.random.Generator, kind: str, batch: int, keys: int) -> NDArray[Any] | None:
@@ -169,14 +169,14 @@ def linear(
 
 
 def full_bias(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Draw numbers broadcastable to shape, some of them -inf, but no whole row."""
+    """Draw values broadcastable to shape, some of them -inf, but no whole row."""
     axes = [1 if random.integers(4) == 0 else n for n in shape][random.integers(4) :]
-    numbers = 3 * random.standard_normal(axes)
+    entries = 3 * random.standard_normal(axes)
     hidden = random.random(axes) < random.choice([0.0, 0.3])
     hidden[..., random.integers(max(1, axes[-1])) :][..., :1] = False
-    numbers[hidden] = -np.inf
+    entries[hidden] = -np.inf
     dtype = list(NUMPY.values())[random.integers(3)]
-    return laid_out_bias(random, numbers.astype(dtype))
+    return laid_out_bias(random, entries.astype(dtype))
 
 
 def laid_out_bias(random: np.random.Generator, bias: NDArray[Any]) -> NDArray[Any]:
@@ -201,7 +201,7 @@ def calls(
 ) -> Call:
     """Draw a call with these dtypes, layouts and positions, and a linear, a dense or no bias.
 
-    hypothesis shrinks shapes and kinds; numbers come from a seed.
+    hypothesis shrinks shapes and kinds; values come from a seed.
     """
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     batch, kv_heads, group = draw(st.tuples(*[st.integers(1, n) for n in (3, 2, 3)]))
@@ -221,8 +221,8 @@ def calls(
     seen = visible(q, k, causal=causal, **intervals, mask=mask)
     shape = (batch, kv_heads * group, queries, keys)
     kind = draw(st.sampled_from(("linear", "linear", "full", None)))
-    bias, meant = _bias(random, kind, shape, causal, counting, (mask, q, k))
-    meant = np.where(seen, meant, -np.inf)
+    bias, dense_bias = _bias(random, kind, shape, causal, counting, (mask, q, k))
+    dense_bias = np.where(seen, dense_bias, -np.inf)
     dtype = draw(st.sampled_from(dtypes))
     key_shape = (batch, kv_heads, keys, dim)
     arrays = [random.standard_normal((*shape[:3], dim)), *random.standard_normal((2, *key_shape))]
@@ -241,7 +241,7 @@ def calls(
         bias,
         options,
         np.broadcast_to(seen, shape),
-        np.broadcast_to(meant, shape),
+        np.broadcast_to(dense_bias, shape),
     )
 
 
@@ -273,7 +273,7 @@ def _poisoned(
     unseen = np.broadcast_to(~seen.any(axis=2), key.shape[:3])
     poisoned = []
     for array, poison in ((key, np.nan), (value, np.inf)):
-        if not array.flags.writeable:  # repeated numbers
+        if not array.flags.writeable:  # repeated values
             array = array.copy()
         array[unseen] = poison
         poisoned.append(array)

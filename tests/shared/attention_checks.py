@@ -20,8 +20,8 @@ NUMPY = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.fl
 
 
 def random(seed: int, *shape: int, dtype: str = "float32") -> NDArray[Any]:
-    numbers: NDArray[Any] = np.random.default_rng(seed).standard_normal(shape)
-    return numbers.astype(NUMPY[dtype])
+    values: NDArray[Any] = np.random.default_rng(seed).standard_normal(shape)
+    return values.astype(NUMPY[dtype])
 
 
 def inputs(
@@ -45,10 +45,10 @@ def each_isa() -> Iterator[str]:
         _core.select_isa(before)
 
 
-def each_number_of_threads(*numbers: int) -> Iterator[int]:
+def each_number_of_threads(*values: int) -> Iterator[int]:
     """Set each number of threads of the core in turn, and the default again, as `each_isa` does."""
     try:
-        for threads in numbers:
+        for threads in values:
             na.set_num_threads(threads)
             yield threads
     finally:
@@ -156,10 +156,10 @@ def expected(
 
     Score: with A = |scale| |q| |k| its error is at most (D + 8) u A + 4 u (A + |bias|). Keys whose
     bias is below the row's greatest by more than 2 A + 104 weigh less than float32 can represent.
-    Weight: its relative error is about that of its score and some u for exp2. Sums: 64 keys at a
+    Weight: its relative error is about its score's error and some u for exp2. Sums: 64 keys at a
     time, then some u a block; numerator and denominator each. Result: rounding to its dtype.
     bfloat16 weights may be rounded to bfloat16 before they meet the values. The bound for skipped
-    keys is that of docs/exactness.md; with dropout, results are no means of values, and
+    keys is in docs/exactness.md; with dropout, results are no means of values, and
     may change by twice the greatest one times the factor.
     """
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
@@ -181,8 +181,8 @@ def expected(
         )
     output, mean_size = np.split(means, 2, axis=-1)
 
-    def greatest(numbers: NDArray[Any]) -> NDArray[np.float64]:
-        return np.where(seen, numbers, 0.0).max(axis=-1, initial=0.0)
+    def greatest(values: NDArray[Any]) -> NDArray[np.float64]:
+        return np.where(seen, values, 0.0).max(axis=-1, initial=0.0)
 
     keys, dim = key.shape[2:]
     q_norm, k_norm = (np.sqrt((x**2).sum(-1)) for x in (query, key))

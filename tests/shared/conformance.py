@@ -60,7 +60,7 @@ class Case(NamedTuple):
         make: returns the bias for its parameters, which are all arrays or all tensors.
         written: returns the dense form in float64 for a place and the parameters; it broadcasts to
             (batch, heads, queries, keys), and -inf hides keys.
-        shapes: shapes of the parameters, numbers from 0.1 to 1.1; letters are those of LENGTHS.
+        shapes: shapes of the parameters, values from 0.1 to 1.1; letters as in LENGTHS.
         causal: whether the bias is for causal attention only.
         at_the_end: whether the bias is for queries that are the last keys only.
         traced: whether torch.compile supports the bias.
@@ -79,8 +79,8 @@ class Case(NamedTuple):
         """Return random parameters."""
         lengths = {**LENGTHS, "Q": queries}
         shapes = [[lengths.get(n, n) for n in shape] for shape in self.shapes]
-        numbers = np.random.default_rng(5)
-        return [(0.1 + numbers.random(shape)).astype(np.float32) for shape in shapes]
+        values = np.random.default_rng(5)
+        return [(0.1 + values.random(shape)).astype(np.float32) for shape in shapes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class Way:
 
     @property
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """The numbers of texts of queries and keys, (batch, length), or None for one text."""
+        """Segment ids of queries and keys, (batch, length), or None without packed segments."""
         if "segment_ids" not in self.options:
             return None
         keys = np.broadcast_to(self.options["segment_ids"], (BATCH, KEYS))
@@ -246,8 +246,8 @@ def model(case: Case, way: Way, sources: list[torch.Tensor]) -> Model:
     """Compute attention by its formula, from query, key, value and the bias's parameters."""
     query, key, value = (x.repeat_interleave(HEADS // x.shape[1], 1) for x in sources[:3])
     seen = torch.from_numpy(way.seen)
-    numbers = case.written(way.place, *sources[3:])
-    bias = torch.where(seen, numbers, -torch.inf).expand(*query.shape[:3], KEYS)
+    values = case.written(way.place, *sources[3:])
+    bias = torch.where(seen, values, -torch.inf).expand(*query.shape[:3], KEYS)
     scores = _scale(way)[..., None] * _products(way, query, key)
     scores = torch.where(seen, scores, 0.0)
     hidden = bias.isneginf()
@@ -324,11 +324,11 @@ class Expectation:
             output_error=WIDE * what.output_error, logsumexp_error=WIDE * what.logsumexp_error
         )
         for result in results:
-            numbers = [np.asarray(x.detach() if torch.is_tensor(x) else x) for x in result]
-            check_against(wide if numbers[0].dtype == np.float64 else what, numbers)
+            values = [np.asarray(x.detach() if torch.is_tensor(x) else x) for x in result]
+            check_against(wide if values[0].dtype == np.float64 else what, values)
 
     def check_gradients(self, *results: Any) -> None:
-        """Check that gradients of `loss` in all sources equal those of torch in float64.
+        """Check that gradients of `loss` in all sources equal torch's in float64.
 
         The gradient of a parameter is the sum of ds_ij dbias_ij over all pairs. Kernels sum ds, or
         ds times the distance, over some pairs in float32, as in `check_linear`; torch sums over
@@ -357,8 +357,8 @@ class Expectation:
     def _through_bias(self, index: int, errors: torch.Tensor) -> torch.Tensor:
         """Sum the errors of all pairs times the size of the bias's derivative in a source.
 
-        The numbers of a head, and of a row where rows have their own, reach its own pairs alone. So
-        one derivative in the direction of the n-th number of all heads has those of each of them.
+        The values of a head, and of a row where rows have their own, reach its own pairs alone. So
+        one derivative in the direction of the n-th value of all heads has the derivatives of each.
         """
         place, seen = self._way.place, torch.from_numpy(~np.isneginf(self._bias))
         parameters = [x.detach() for x in self._sources[3:]]

@@ -50,7 +50,7 @@ def standard(scaling: Any = None) -> Any:
 
 
 def _tokens(scaling: Any, place: Place) -> Any:
-    """Count the real tokens of each row or query's text, or those of it up to each query."""
+    """Count the real tokens of each row or query's segment, or of its part up to each query."""
     per = getattr(scaling, "per", None)
     if per is None:
         return None
@@ -72,7 +72,7 @@ def bent(place: Place, slopes: torch.Tensor, start: int, factor: Any) -> torch.T
 
 
 def bent_by_length(knee: na.DynamicKnee) -> Any:
-    """Return a function for the dense form of a knee whose factor is that of `DynamicKnee`."""
+    """Return a function for the dense form of a knee with the factor of `DynamicKnee`."""
 
     def written(place: Place) -> torch.Tensor:
         factor = constant(_tokens(knee, place)) * knee.rate / knee.train_length
@@ -95,10 +95,10 @@ def halves(place: Place) -> torch.Tensor:
     return linear(place, torch.cat([few, none]), torch.cat([none, few]))
 
 
-def exempted(place: Place, numbers: torch.Tensor, count: int, other: Any = 0.0) -> torch.Tensor:
-    """Replace numbers if the query or the key is at a position below a count."""
+def exempted(place: Place, array: torch.Tensor, count: int, other: Any = 0.0) -> torch.Tensor:
+    """Replace values if the query or the key is at a position below a count."""
     near = (place.queries[:, None, :, None] < count) | (place.keys[:, None, None] < count)
-    return torch.where(near, torch.where(place.distance == 0, 0.0, other), numbers)
+    return torch.where(near, torch.where(place.distance == 0, 0.0, other), array)
 
 
 def little(
@@ -108,14 +108,14 @@ def little(
 
 
 def of_case(name: str) -> Case:
-    """Return the case of a bias with numbers for each head, which the fuzzer has, too."""
+    """Return the case of a bias with values for each head, which the fuzzer has, too."""
     case = BIAS_CASES[name]
 
-    def make(*numbers: Any) -> Any:
-        return getattr(na, name)(**case.options, **dict(zip(case.parameters, numbers, strict=True)))
+    def make(*array: Any) -> Any:
+        return getattr(na, name)(**case.options, **dict(zip(case.parameters, array, strict=True)))
 
-    def written(place: Place, *numbers: torch.Tensor) -> torch.Tensor:
-        return case.formula(place.distance, *map(heads, numbers), **case.options)
+    def written(place: Place, *array: torch.Tensor) -> torch.Tensor:
+        return case.formula(place.distance, *map(heads, array), **case.options)
 
     return Case(make, written, (("H",),) * len(case.parameters))
 

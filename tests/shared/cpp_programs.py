@@ -1,4 +1,4 @@
-"""C++ programs that tests build: commands, their kernels' symbols, and the numbers they print."""
+"""C++ programs that tests build: commands, their kernels' symbols, and the values they print."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def check_registers(build: Path, architecture: str) -> None:
     assert cells or simulator(architecture) is None
 
 
-def numbers(state: int, rows: int, heads: int = HEADS) -> NDArray[np.float32]:
-    """Return the numbers of the programs, (1, heads, rows, head_dim)."""
+def program_inputs(state: int, rows: int, heads: int = HEADS) -> NDArray[np.float32]:
+    """Return the values of the programs, (1, heads, rows, head_dim)."""
     drawn = np.empty(heads * rows * HEAD_DIM, np.float32)
     for i in range(drawn.size):
         state = (state * 1664525 + 1013904223) % 2**32
@@ -84,7 +84,7 @@ def numbers(state: int, rows: int, heads: int = HEADS) -> NDArray[np.float32]:
 
 
 def check_example(printed: str, **near: float) -> None:
-    """Check the example's numbers by Python's attention, as near as `pytest.approx` is told.
+    """Check the example's values by Python's attention, as near as `pytest.approx` is told.
 
     It prints logsumexp and first output of every head at the last token.
     """
@@ -97,11 +97,11 @@ def check_example(printed: str, **near: float) -> None:
 
 
 def _of_python() -> dict[tuple[str, int], tuple[float, float]]:
-    key, value = numbers(2, ROOM), numbers(3, ROOM)
+    key, value = program_inputs(2, ROOM), program_inputs(3, ROOM)
     results = {}
     for name, query, keys, tolerance in (
-        ("prompt", numbers(1, TOKENS), TOKENS, 0.0),
-        ("token", numbers(4, 1), TOKENS + 1, None),
+        ("prompt", program_inputs(1, TOKENS), TOKENS, 0.0),
+        ("token", program_inputs(4, 1), TOKENS + 1, None),
     ):
         output, logsumexp = na.attention(
             *(query, key[:, :, :keys], value[:, :, :keys], na.ALiBi(HEADS)),

@@ -19,7 +19,7 @@ def device_call(query: Any, key: Any, value: Any, bias: Any = None, **options: A
 def by_pairs(call: AttentionCall, *, padded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend with the scores, masks and blocks that FlexAttention gets, pair by pair in torch.
 
-    Pairs of full blocks are seen whatever the mask says, and pairs of blocks that are neither full
+    Pairs of full blocks are seen for any mask, and pairs of blocks that are neither full
     nor partial are not: this is what FlexAttention's kernels do.
     """
     batch, heads, queries, keys = call.problem.shape

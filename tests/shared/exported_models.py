@@ -26,6 +26,6 @@ class Logits(nn.Module):
         return logits
 
 
-#: Tokens of another batch and length than those of `padded_batches`, and their padding mask.
+#: Tokens of another batch and length than in `padded_batches`, and their padding mask.
 LONG = torch.randint(0, VOCABULARY, (2, 77), generator=torch.Generator().manual_seed(1))
 LONG_MASK = (torch.arange(77) >= torch.tensor([[20], [0]])).long()

@@ -125,7 +125,7 @@ def expected(
 
 
 def _turned(x: Floats) -> Floats:
-    """Return the greatest numbers that rotation can make of each pair of channels 2m, 2m + 1."""
+    """Return the greatest values that rotation can make of each pair of channels 2m, 2m + 1."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     reach: Floats = np.repeat(math.sqrt(2) * np.sqrt((pairs**2).sum(-1)), 2, axis=-1)
     return reach
@@ -200,8 +200,8 @@ def _weight_error(p: Problem, log: Floats) -> Floats:
     return error
 
 
-def _greatest(numbers: Floats) -> Floats:
-    greatest: Floats = numbers.max(axis=-1, initial=0.0, keepdims=True)
+def _greatest(values: Floats) -> Floats:
+    greatest: Floats = values.max(axis=-1, initial=0.0, keepdims=True)
     return greatest
 
 

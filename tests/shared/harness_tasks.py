@@ -9,5 +9,5 @@ import pytest
 
 
 def search_tasks_in(folder: Path, patched: pytest.MonkeyPatch) -> None:
-    """Let the harness search a folder in place of that of its own tasks."""
+    """Let the harness search a folder instead of its own tasks."""
     patched.setattr(lm_eval.tasks.manager, "__file__", str(folder / "manager.py"))

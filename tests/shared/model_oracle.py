@@ -1,9 +1,9 @@
 """Models whose attention is computed anew: in float64, densely, by the formulas of the papers.
 
 An oracle is a copy of a model without a patch. Its embeddings, projections and feed-forward parts
-are those of the model's own code; what the output projection of an attention layer gets is replaced
-by attention of what the projections of queries, keys and values returned. So an oracle knows the
-names of these projections, and nothing of a family's forward, its masks and its caches.
+are computed by the model's own code. The input of an attention layer's output projection is
+replaced by attention over the results of its query, key and value projections. So an oracle needs
+the names of these projections, but nothing of a family's forward, its masks and its caches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import ntk_alibi as na
 
-Numbers = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Values = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Meaning:
     Args:
         slopes: makes slopes (heads,) or (heads, queries) of plain ones and of counts (queries,).
         bend: makes distances of distances and of counts (queries, 1).
-        bias: makes numbers (heads, queries, keys) of distances, in the place of the model's bias.
-        whole: counts are those of the row's tokens, not of the tokens up to each query.
-        layers: those with these slopes, distances or numbers; the others are plain.
+        bias: makes values (heads, queries, keys) of distances, in the place of the model's bias.
+        whole: counts are of the row's tokens, not of the tokens up to each query.
+        layers: the layers with these slopes, distances or values; the others are stock.
         limits: `window`, `sink` and `causal_block`.
         log_n: a training length, strengths, and whether the bias grows with the scores.
     """
 
-    slopes: Numbers | None = None
-    bend: Numbers | None = None
+    slopes: Values | None = None
+    bend: Values | None = None
     bias: Callable[[np.ndarray], np.ndarray] | None = None
     whole: bool = False
     layers: Collection[int] | None = None
@@ -89,7 +89,7 @@ class Oracle:
 
     Attributes:
         model: the copy.
-        dropout: the share of weights that are dropped, by random numbers from torch's generator.
+        dropout: the share of weights that are dropped, drawn from torch's generator.
         masks: padding by stack, "encoder" and "decoder"; to be set before the model runs.
         weights: of each layer that ran, with its path.
     """
@@ -186,7 +186,7 @@ class Oracle:
         return bias.masked_fill(~torch.from_numpy(seen), -torch.inf), times
 
     def _learned(self, path: str, distance: torch.Tensor, causal: bool) -> torch.Tensor:
-        """Return the layer's learned numbers, or those of the first layer of its stack."""
+        """Return the learned values of the layer, or of the first layer of its stack."""
         tables = [x for x in self.model.named_modules() if x[0].endswith("attention_bias")]
         stack = path.partition(".")[0] + "."
         own = [table for name, table in tables if name.startswith(path)]

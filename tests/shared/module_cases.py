@@ -21,7 +21,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 def module(*args: Any, seed: int = 1, **options: Any) -> na.AlibiAttention:
-    """Return a module with reproducible numbers."""
+    """Return a module with reproducible values."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return na.AlibiAttention(HEADS, SIZE, *args, **options)

@@ -134,7 +134,7 @@ GENERATE = (
 )  # fmt: skip
 DROPOUT = ("dropout", "dropout, gradients", "dropout, checkpoints")
 GRADIENTS = ("gradients", "checkpoints", "reentrant checkpoints", *DROPOUT[1:])
-TEXTS = ("texts by positions", "texts by numbers", "texts by ends", "texts, gradients")
+TEXTS = ("texts by positions", "texts by ids", "texts by ends", "texts, gradients")
 CALLS = ("call", "forward", "base forward", "head", "embeddings", "threads", "weights")
 WAYS = (*CALLS, *PIECES, *GENERATE, *GRADIENTS, "dropout", *TEXTS)
 
@@ -256,7 +256,7 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     ({"way": GRADIENTS, "family": ["pix2struct"]}, "as T5"),
     (
         {"way": ["reentrant checkpoints"], "family": ["pop2piano"]},
-        "its input, of numbers, requires no gradient",
+        "its input, of integers, requires no gradient",
     ),
     (
         {"way": ["head"], "family": [name for name in FAMILIES if not FAMILIES[name].head]},

@@ -34,9 +34,9 @@ from table_families import (
 
 DECODED, VOCABULARY = 11, 64
 
-#: Float32 sums of a few hundred terms through two layers, at numbers of about 1 (T5: about 5).
+#: Float32 sums of a few hundred terms through two layers, at values of about 1 (T5: about 5).
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
-#: Sums over tokens of such numbers.
+#: Sums over tokens of such values.
 GRADIENTS_CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
 IDS = torch.randint(3, VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
@@ -111,7 +111,7 @@ def given_to(row: Row, model: Any) -> dict[str, Any]:
         return {"input_ids": decoded, "attention_mask": DECODER_MASK, "use_cache": False, **asked}
     asked = {"decoder_input_ids": decoded, "decoder_attention_mask": DECODER_MASK}
     asked |= {"use_cache": False}
-    if row["family"] == "pop2piano":  # its forward takes numbers of sounds
+    if row["family"] == "pop2piano":  # its forward takes sounds
         width = model.config.hidden_size
         return {"inputs_embeds": states[..., :width].to(dtype), "attention_mask": mask, **asked}
     return {"input_ids": IDS, "attention_mask": mask, **asked}
@@ -123,7 +123,7 @@ def kept_of(row: Row) -> torch.Tensor:
     return torch.ones((ROWS, TOKENS), dtype=torch.bool) if mask is None else mask.bool()
 
 
-def numbers(row: Row, output: Any) -> list[torch.Tensor]:
+def output_tensors(row: Row, output: Any) -> list[torch.Tensor]:
     """Return the results of real tokens."""
     if kind(row) != "both":
         states = output if isinstance(output, torch.Tensor) else output[0]
@@ -138,22 +138,22 @@ Call = Callable[[Row, Any], list[torch.Tensor]]
 
 
 def call(row: Row, model: Any) -> list[torch.Tensor]:
-    return numbers(row, model(**given_to(row, model)))
+    return output_tensors(row, model(**given_to(row, model)))
 
 
 def forward(row: Row, model: Any) -> list[torch.Tensor]:
     """Call the model's forward itself, as sentence-transformers does."""
-    return numbers(row, model.forward(**given_to(row, model)))
+    return output_tensors(row, model.forward(**given_to(row, model)))
 
 
 def base_forward(row: Row, model: Any) -> list[torch.Tensor]:
-    return numbers(row, model.base_model.forward(**given_to(row, model)))
+    return output_tensors(row, model.base_model.forward(**given_to(row, model)))
 
 
 def embeddings(row: Row, model: Any) -> list[torch.Tensor]:
     given = given_to(row, model)
     embedded = model.get_input_embeddings()(given.pop("input_ids"))
-    return numbers(row, model(inputs_embeds=embedded, **given))
+    return output_tensors(row, model(inputs_embeds=embedded, **given))
 
 
 def threads(row: Row, model: Any) -> list[torch.Tensor]:
@@ -307,8 +307,8 @@ def gradients(call: Call, checkpoints: dict[str, bool] | None = None) -> Call:
             enable_checkpointing(model, checkpoints)
             if checkpoints["use_reentrant"]:
                 model.enable_input_require_grads()
-        numbers = torch.cat([x.flatten() for x in call(row, model)])
-        (numbers * torch.linspace(-1, 1, len(numbers), dtype=numbers.dtype)).sum().backward()
+        array = torch.cat([x.flatten() for x in call(row, model)])
+        (array * torch.linspace(-1, 1, len(array), dtype=array.dtype)).sum().backward()
         model.eval()
         return [x.grad for x in model.parameters() if x.grad is not None]
 
@@ -345,7 +345,7 @@ WAYS_TO_CALL: dict[str, tuple[Call, Call]] = {
     ),
     "chunks of the prompt": (generate(prefill_chunk_size=7), generate(use_cache=False)),
     "texts by positions": (packed("position_ids"), one_by_one),
-    "texts by numbers": (packed("seq_idx"), one_by_one),
+    "texts by ids": (packed("seq_idx"), one_by_one),
     "texts by ends": (packed("cu_seq_lens_q"), one_by_one),
     "continuous batching": (continuous, generate_one_by_one),
     "texts, gradients": (gradients(packed("seq_idx")), gradients(one_by_one)),

@@ -1,4 +1,4 @@
-"""Every picture with small numbers."""
+"""Every picture with small values."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def summary() -> dict[str, Any]:
             retrieval.append({**cell, **interval, "multiple": multiple})
             by_distance.append({**cell, **interval, "begin": multiple - 1, "end": multiple})
             difference = 0.01 * number * multiple
-            numbers = {"nats": 2.7 + difference, "difference": difference, "half_width": 0.005}
-            perplexity.append({"method": method, "begin": multiple, "end": 2 * multiple, **numbers})
+            values = {"nats": 2.7 + difference, "difference": difference, "half_width": 0.005}
+            perplexity.append({"method": method, "begin": multiple, "end": 2 * multiple, **values})
     by_distance.append({**by_distance[0], "begin": 4.0, "end": 5.0, "accuracy": None})
     return {
         "train_length": 2048,

@@ -53,7 +53,7 @@ def products(
     return result
 
 
-def meant(
+def reference_scores(
     arrays: Any,
     rotary: Any,
     q: NDArray[Any],

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t heads = 4, queries = 70, keys = 1500, head_dim = 64;
 
-std::vector<float> numbers(std::uint32_t state, std::size_t count) {
+std::vector<float> make_inputs(std::uint32_t state, std::size_t count) {
   std::vector<float> drawn(count);
   for (float& number : drawn) {
     state = state * 1664525u + 1013904223u;
@@ -25,9 +25,9 @@ std::vector<float> numbers(std::uint32_t state, std::size_t count) {
 }  // namespace
 
 int main(int count, char** tolerances) {
-  const std::vector<float> query = numbers(1, heads * queries * head_dim);
-  const std::vector<float> key = numbers(2, heads * keys * head_dim);
-  const std::vector<float> value = numbers(3, heads * keys * head_dim);
+  const std::vector<float> query = make_inputs(1, heads * queries * head_dim);
+  const std::vector<float> key = make_inputs(2, heads * keys * head_dim);
+  const std::vector<float> value = make_inputs(3, heads * keys * head_dim);
   const std::vector<float> slopes = ntk_alibi::alibi_slopes(heads);
   std::vector<float> negative, output(query.size());
   for (const float slope : slopes) negative.push_back(-slope);

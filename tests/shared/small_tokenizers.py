@@ -1,4 +1,4 @@
-"""Small tokenizers that cut texts as those of published models do, trained on the prose."""
+"""Small tokenizers that cut texts like published models' tokenizers, trained on the prose."""
 
 from __future__ import annotations
 

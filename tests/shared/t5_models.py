@@ -9,7 +9,7 @@ import transformers
 
 from padded_batches import VOCABULARY
 
-#: Float32 sums of a few hundred terms through two layers, at numbers of about 5.
+#: Float32 sums of a few hundred terms through two layers, at values of about 5.
 CLOSE = {"atol": 2e-5, "rtol": 0.0}
 HEADS, CHANNELS, BUCKETS = 4, 32, 16
 

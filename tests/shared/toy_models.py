@@ -91,9 +91,9 @@ def toy_family(causal: bool = False, **fields: Any) -> Family:
 
 def toy_batch(rows: int = 2, tokens: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random ids, and a mask with padding behind in one row and before in the next."""
-    numbers = np.random.default_rng(5).integers(VOCABULARY, size=(rows, tokens))
+    values = np.random.default_rng(5).integers(VOCABULARY, size=(rows, tokens))
     mask = torch.ones(rows, tokens, dtype=torch.long)
     mask[0, -tokens // 3 :] = 0
     if rows > 1:
         mask[1, : tokens // 4] = 0
-    return torch.from_numpy(numbers), mask
+    return torch.from_numpy(values), mask

@@ -43,8 +43,8 @@ def bloom(heads: int) -> Any:
         bos_token_id=1, eos_token_id=2, seq_length=256,
     )  # fmt: skip
     model = _large(transformers.BloomForCausalLM(config))
-    # vLLM loads no BLOOM with an embedding and a head of different weights. Those of a random model
-    # would repeat its last token, whatever it attends to, if the last norm did not turn its output.
+    # vLLM loads no BLOOM with an embedding and a head of different weights. A random model
+    # would always repeat its last token if the last norm did not turn its output.
     model.transformer.ln_f.weight.data.normal_()
     return model
 
@@ -66,7 +66,7 @@ def nano_bloom() -> Any:
 def with_larger_heads(model: Any) -> Any:
     """Return the same BLOOM with heads of twice the channels, for kernels without small heads.
 
-    Its hidden states are those of the model, twice: a norm of (x, x) is the norm of x, twice. The
+    Its hidden states are the model's, twice: a norm of (x, x) is the norm of x, twice. The
     other channels of queries, keys, values and feed-forward parts are 0.
     """
     small = model.config
@@ -98,7 +98,7 @@ def with_larger_heads(model: Any) -> Any:
 
 
 def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy weights of inputs x to those of inputs (x, x), or biases."""
+    """Copy weights for inputs x to weights for inputs (x, x), or biases."""
     if source.ndim == target.ndim and source.shape != target.shape:
         target[..., : source.shape[-1]].copy_(source)
     else:
@@ -111,7 +111,7 @@ class Expected(NamedTuple):
     Attributes:
         tokens: the tokens of greedy decoding.
         token_logprobs: their log-probabilities.
-        prompt_logprobs: those of the prompt's tokens, but for the first.
+        prompt_logprobs: of the prompt's tokens, but for the first.
     """
 
     tokens: list[list[int]]

@@ -34,7 +34,7 @@ class Row(NamedTuple):
         equal: the number of new tokens that are equal in every run.
         tokens: the number of new tokens.
         new: the largest difference of their log-probabilities.
-        prompts: that of the prompts' tokens, or None.
+        prompts: for the prompts' tokens, or None.
     """
 
     scaling: str
@@ -71,8 +71,8 @@ def keep(name: str, row: Row) -> None:
 def write() -> None:
     """Write the table of the rows that were kept into the document."""
     rows = []
-    for name, numbers in _kept().items():
-        row = Row(**numbers)
+    for name, values in _kept().items():
+        row = Row(**values)
         found = (row.new, row.prompts)
         differences = ("" if x is None else f"{x:.1e}".replace("e-0", "e-") for x in found)
         equal = f"{row.equal} of {row.tokens}"

@@ -1,7 +1,7 @@
 """Baichuan-13B and Baichuan2-13B, abridged: the interface of their remote code, written anew.
 
-The first pass in eval mode makes a buffer of heads x model_max_length x model_max_length numbers,
-whatever its length; in training a pass makes that of its length, and the next of the same length
+The first pass in eval mode makes a buffer of heads x model_max_length x model_max_length values,
+for any length; in training a pass makes a buffer of its length, and the next of the same length
 takes it again. Caches are tuples. As remote code the module imports nothing beside.
 """
 

@@ -1,8 +1,8 @@
 """JinaBERT (jina-embeddings-v2), abridged: the interface of its remote code, written anew.
 
 Both published code bases make a symmetric bias, added to the scores and never divided: with
-`qk_norm`, that of jina-bert-v2-qk-post-norm; with `alibi_buffer`, the revision that keeps the bias
-of max_position_embeddings tokens. As remote code the module imports nothing beside.
+`qk_norm`, the code of jina-bert-v2-qk-post-norm; with `alibi_buffer`, the revision that keeps the
+bias of max_position_embeddings tokens. As remote code the module imports nothing beside.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Program that runs llama.cpp on a GGUF file: a request in JSON on stdin, its answers on stdout.
 
-It stands in a process of its own, since llama.cpp brings threads, logs and aborts of its own.
+It runs in a separate process, since llama.cpp starts threads, writes logs and may abort.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
 
 pytestmark = [
     pytest.mark.slow,  # needs engines of exported models
-    pytest.mark.filterwarnings("ignore"),  # those of the exporters and runtimes
+    pytest.mark.filterwarnings("ignore"),  # from exporters and runtimes
 ]
 
 Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -106,7 +106,7 @@ def test_onnx_runtime(name: str, options: Any, tmp_path: Path) -> None:
 
 
 def test_openvino(tmp_path: Path) -> None:
-    """With a reset before another batch, and rows that go on where beam_idx says."""
+    """With a reset before another batch, and rows that continue as beam_idx tells."""
     model, expected = exported(tmp_path / "openvino", "falcon", ALL)
     request = openvino_request(tmp_path / "openvino")
     check(openvino_step(request), expected)
@@ -126,7 +126,7 @@ def test_openvino(tmp_path: Path) -> None:
 
 
 def test_torch(tmp_path: Path) -> None:
-    """A library that AOTInductor makes of this program runs in test_exported.py."""
+    """test_exported.py runs a library that AOTInductor makes of this program."""
     _, expected = exported(tmp_path / "torch", "mpt", ALL)
     program = torch.export.load(tmp_path / "torch/model.pt2")
     check(torch_step(program.module(), program), expected)
@@ -144,7 +144,7 @@ def test_torch(tmp_path: Path) -> None:
 def test_other_dtypes_and_logits_alone(
     format: str, file: str, name: str, dtype: str, cache: bool, tmp_path: Path
 ) -> None:
-    """The export itself compares logits with those of the model."""
+    """`export` itself compares logits with the model."""
     model = make_model(name, **{LAYERS[name]: 1})
     weights = sum(x.numel() for x in model.parameters())
     written = na.export(model, tmp_path / format, "ntk:4", dtype=dtype, cache=cache)

@@ -1,4 +1,4 @@
-"""The door of `export`: what it checks, what it hands to a format, and what an error leaves."""
+"""What `export` checks, what it passes to a format, and what an error leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(request: Request) -> None:
 
 def write_file(request: Request, path: Path) -> Written:
     path.write_text(repr(request.settings.scaling))
-    request.say("a line")
+    request.report("a line")
     return DONE
 
 
@@ -41,7 +41,7 @@ def write_folder(request: Request, path: Path) -> Written:
 
 @pytest.fixture(autouse=True)
 def formats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two formats that write little, so that the tests of the door need no other package."""
+    """Two formats that write little, so that these tests need no other package."""
     made = {
         "leaf": Format(("float32", "q8_0"), False, check, write_file),
         "tree": Format(("float32",), True, check, write_folder),

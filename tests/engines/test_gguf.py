@@ -1,4 +1,4 @@
-"""GGUF files by gguf's own reader: tensors, numbers, vocabulary, and what is refused."""
+"""GGUF files by gguf's own reader: tensors, weights, vocabulary, and what is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mpt(tokenizer: Any, **attention: Any) -> Any:
 
 
 class Read:
-    """What a file holds."""
+    """The contents of a file."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
@@ -102,17 +102,17 @@ def test_a_bloom_is_written_for_the_graph_of_mpt(
 @pytest.mark.parametrize(
     ("scaling", "number", "context"), [(None, 16.0, 48), (na.MaxBias(4.0), 18.0, 192)], ids=str
 )
-def test_an_mpt_keeps_its_own_number(
+def test_an_mpt_keeps_its_max_bias(
     scaling: Any, number: float, context: int, tokenizer: Any, tmp_path: Path
 ) -> None:
-    """That of MPT-7B-StoryWriter, for which 10 in place of 18 would be wrong in silence."""
+    """MPT-7B-StoryWriter has 16; with 8, MaxBias(4.0) would silently give 10 in place of 18."""
     model = mpt(tokenizer, alibi_bias_max=16, clip_qkv=3.0)
     na.export(model, tmp_path / "a.gguf", scaling, tokenizer=tokenizer)
     read = Read(tmp_path / "a.gguf")
     assert read.fields["mpt.attention.max_alibi_bias"] == number
     assert read.fields["mpt.context_length"] == context
     assert read.fields["mpt.attention.clamp_kqv"] == 3.0
-    assert "output.weight" not in read.tensors  # it is that of the embeddings
+    assert "output.weight" not in read.tensors  # engines take the embeddings
     packed = model.transformer.blocks[0].attn.Wqkv.weight.detach()
     torch.testing.assert_close(read.tensors["blk.0.attn_qkv.weight"], packed, atol=0, rtol=0)
 
@@ -127,10 +127,10 @@ def test_matrices_have_the_dtype_and_vectors_stay(
     na.export(bloom, tmp_path / "a.gguf", dtype=dtype, tokenizer=tokenizer)
     na.export(bloom, tmp_path / "b.gguf", tokenizer=tokenizer)
     read, exact = Read(tmp_path / "a.gguf"), Read(tmp_path / "b.gguf")
-    for tensor, numbers in exact.tensors.items():
-        assert read.types[tensor] == ("F32" if numbers.ndim == 1 else name)
-        largest = numbers.abs().unflatten(-1, (-1, 32)).amax(-1, keepdim=True)
-        error = (read.tensors[tensor] - numbers).abs().unflatten(-1, (-1, 32))
+    for tensor, values in exact.tensors.items():
+        assert read.types[tensor] == ("F32" if values.ndim == 1 else name)
+        largest = values.abs().unflatten(-1, (-1, 32)).amax(-1, keepdim=True)
+        error = (read.tensors[tensor] - values).abs().unflatten(-1, (-1, 32))
         assert (error <= step * largest).all()  # q8_0 has steps of each 32 numbers' largest / 127
 
 
@@ -223,7 +223,7 @@ def test_what_a_file_cannot_say_is_refused(bloom: Any, tokenizer: Any, tmp_path:
 def test_numbers_beyond_the_dtype_are_refused(tokenizer: Any, tmp_path: Path) -> None:
     model = mpt(tokenizer)
     model.transformer.wte.weight.data[3, 4] = 70000.0
-    message = "dtype must hold the numbers of token_embd.weight, up to 70000, got 'float16'"
+    message = "dtype must hold the weights of token_embd.weight, up to 70000, got 'float16'"
     with pytest.raises(ValueError, match=message):
         na.export(model, tmp_path / "a.gguf", dtype="float16", tokenizer=tokenizer)
     assert os.listdir(tmp_path) == []

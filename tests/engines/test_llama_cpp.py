@@ -106,7 +106,7 @@ def random(kind: Any, config: Any) -> Any:
 
 
 def log_probabilities(model: Any, scaling: Any, answer: dict[str, Any]) -> torch.Tensor:
-    """Return the patched model's log-probabilities of each token of an answer, given those before.
+    """Return the patched model's log-probability of each token of an answer.
 
     They are computed at the answer's own tokens, so that a near tie does not end the comparison.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints: their names, and the damaged ones that are refused."""
+"""Checkpoints: their names, and damaged ones, which are refused."""
 
 from __future__ import annotations
 

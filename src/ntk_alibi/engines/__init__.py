@@ -1,6 +1,6 @@
-"""Other engines: what each needs to run stretched ALiBi models, and `export` to their files."""
+"""Other engines: `export` writes files for them, and a plugin stretches models in vLLM."""
 
-#: The modules of the formats that `export` writes, by their names.
+#: The module of each format that `export` writes.
 FORMATS = {
     "gguf": "ntk_alibi.engines.gguf",
     "onnx": "ntk_alibi.engines.onnx",

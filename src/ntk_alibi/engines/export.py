@@ -1,8 +1,8 @@
 """`export`: a stretched model as the files of another engine.
 
 `export` checks its arguments once, from top to bottom, and passes a `Request` to the format, which
-writes to a temporary name beside the target. The last step gives the target its name, so an error,
-a full disk or Ctrl-C leaves no half of a file, and what was there before.
+writes to a temporary name beside the target. Renaming it is the last step, so after an error, a
+full disk or Ctrl-C the path holds what it held before.
 
 A format is a module of this folder with a `Format` called FORMAT, whose `check` refuses what the
 format cannot hold, and whose `write` writes. The next one is added by three lines: its module in
@@ -30,23 +30,23 @@ from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.settings import Settings, stack_of
 
-#: The file of an exported folder that says what it is; only such a folder is replaced.
+#: The file that describes an exported folder; only a folder with this file is replaced.
 ABOUT = "ntk_alibi_export.json"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a format is to write.
+    """What to write.
 
     Attributes:
-        model: the model as it was given, with its head; a format leaves it as it is.
+        model: the model with its head, which a format does not change.
         target: the module in it whose layers attend.
         family: the family of the target.
-        settings: the choices to write: scaling, log_n, mask and bias.
-        tokenizer: the model's tokenizer, or None where there is none.
+        settings: the settings to write: scaling, log_n, mask and bias.
+        tokenizer: the model's tokenizer, or None.
         dtype: one of the format's dtypes.
         cache: whether a graph takes and returns keys and values.
-        say: takes a line about the progress, one for each group of tensors.
+        report: a function that takes a line about the progress.
     """
 
     model: Any
@@ -56,11 +56,11 @@ class Request:
     tokenizer: Any
     dtype: str
     cache: bool
-    say: Callable[[str], object]
+    report: Callable[[str], object]
 
     @property
     def method(self) -> str:
-        """The choices to write, in words."""
+        """The scaling and log_n to write, in words."""
         scaling, log_n = self.settings.scaling, self.settings.log_n
         stretched = self.family.own_bias if scaling is None else repr(scaling)
         return stretched if log_n is None else f"{stretched}, log_n={log_n!r}"
@@ -71,9 +71,9 @@ class Written:
     """What a format has written.
 
     Attributes:
-        inputs: what the engine takes, a line each.
-        outputs: what it returns, a line each.
-        checked: a sentence that says how the result was checked, with what was measured.
+        inputs: a line for each input of the engine.
+        outputs: a line for each output.
+        checked: a sentence that tells how the result was checked, with what was measured.
     """
 
     inputs: tuple[str, ...]
@@ -86,8 +86,8 @@ class Format:
     """A format of files.
 
     Attributes:
-        dtypes: the names of the dtypes of weights that it takes.
-        is_folder: whether it is a folder with a configuration and a tokenizer, or one file.
+        dtypes: the names of the dtypes that its parameters may have.
+        is_folder: True for a folder with a configuration and a tokenizer, False for one file.
         check: refuses a request that the format cannot hold; the model may lack its weights.
         write: writes a checked request to a path, which is no file yet, or an empty folder.
     """
@@ -100,17 +100,17 @@ class Format:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` has written; its text is a summary.
+    """What `export` has written; as a string, a summary.
 
     Attributes:
         path: the file or folder.
         format: its format.
         family: the family of the model.
-        method: the scaling that it holds, and the factor of scores if it has one.
-        dtype: the dtype of its weights.
-        size: its size in bytes.
-        inputs: what the engine takes, a line each.
-        outputs: what it returns, a line each.
+        method: the scaling, and log_n if there is one.
+        dtype: the dtype of the parameters.
+        size: the size in bytes.
+        inputs: a line for each input of the engine.
+        outputs: a line for each output.
         checked: how the result was checked.
         version: the version of this package.
     """
@@ -150,38 +150,38 @@ def export(
     overwrite: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> Exported:
-    """Write a stretched model for another engine, which needs no ntk_alibi to run it.
+    """Write a stretched model as files for another engine, which runs them without ntk_alibi.
 
-    docs/run-elsewhere.md has the engines, what each format can say, and how it was checked. An
-    error leaves nothing at the path but what was there before.
+    docs/run-elsewhere.md lists the engines, what each format can hold, and how it was checked.
+    After an error the path holds what it held before.
 
     Args:
-        model: a BLOOM, MPT or Falcon of transformers with its language model head.
-        path: the file to write ("gguf"), or the folder.
-        scaling: what `patch` takes: a scaling, its dict, or a method's name such as "max-bias:4".
-            None stands for the patch in force, or for the model as it was trained.
+        model: a BLOOM, MPT or Falcon of transformers, with its language model head.
+        path: the file to write ("gguf"), or the folder (all other formats).
+        scaling: as `patch` takes it: a scaling, its dict, or a method's name such as "max-bias:4".
+            None exports the patch in force, or else the model as it was trained.
         format: "gguf" for llama.cpp, "onnx" for ONNX Runtime, "openvino", or "torch" for a program
-            of torch.export; None takes the format whose name the path ends in. GGUF knows BLOOM and
-            MPT, and one number for all slopes, which is `MaxBias`, or a scaling whose slopes equal
-            its. The others are graphs: they hold what `patch` takes with attention="traceable".
-        dtype: the dtype of the weights: "float32", "float16", "bfloat16" ("gguf" and
-            "torch"), or "q8_0" ("gguf"); that of the model if it is None. GGUF keeps norms and
-            biases in float32, and OpenVINO computes in the precision that it is told.
-        tokenizer: the model's fast tokenizer; None takes that of the folder or hub name from which
+            of torch.export; None takes the format that the path ends in. A GGUF file holds BLOOM
+            and MPT, with `MaxBias` or a scaling that gives the same slopes. The other formats are
+            graphs, and hold what `patch` accepts with attention="traceable".
+        dtype: the dtype of the parameters: "float32", "float16", "bfloat16" ("gguf" and "torch"),
+            or "q8_0" ("gguf"); None keeps the model's dtype. GGUF files keep norms and biases in
+            float32; OpenVINO's own settings choose the precision in which it computes.
+        tokenizer: the model's fast tokenizer; None loads it from the folder or hub name from which
             the model was loaded.
-        cache: whether a graph takes and returns keys and values, beside tokens, mask and logits;
-            GGUF has no other way.
+        cache: whether a graph takes and returns keys and values, besides tokens, mask and logits;
+            must be True for "gguf".
         overwrite: whether to replace what is at the path.
-        progress: takes a line about each step, such as `print`.
+        progress: a function such as `print` that is called with a line about each step.
 
     Returns:
-        What was written, as a string a summary of it.
+        What was written: path, format, method, size and so on; as a string, a summary.
 
     Raises:
-        TypeError: model is no torch module; scaling, tokenizer or progress is none.
+        TypeError: model is not a torch module; scaling, tokenizer or progress has a wrong type.
         ValueError: the format is not clear, or cannot hold the model, the scaling or the dtype;
-            scaling is given for a patched model; something is at the path.
-        OSError: the file cannot be written; it names the path.
+            scaling is given for a patched model; there is something at the path.
+        OSError: the file cannot be written; the message names the path.
         ImportError: the format's packages are not installed.
 
     Example:
@@ -208,7 +208,7 @@ def export(
     )
     target = Path(path)
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("model must have its weights in memory, got weights without numbers")
+        raise ValueError('model must have its weights in memory, got weights on device "meta"')
     with _files.replacing(target) as unfinished:
         if kind.is_folder:
             unfinished.mkdir()
@@ -255,14 +255,14 @@ def checked(
         settings = current(decoder)
     dtype = str(next(decoder.parameters()).dtype if dtype is None else dtype)
     dtype = _checks.choice(f"dtype for format {name!r}", dtype.removeprefix("torch."), kind.dtypes)
-    tokenizer = _own_tokenizer(model) if tokenizer is None else tokenizer
+    tokenizer = _find_tokenizer(model) if tokenizer is None else tokenizer
     if tokenizer is not None:
         _checks.tokenizer(tokenizer)
     _checks.boolean("cache", cache)
     if not (progress is None or callable(progress)):
         raise TypeError(f"progress must be a function of a line, or None, got {progress!r}")
-    say = progress or (lambda _: None)
-    request = Request(model, decoder, family, settings, tokenizer, dtype, cache, say)
+    report = progress or (lambda _: None)
+    request = Request(model, decoder, family, settings, tokenizer, dtype, cache, report)
     kind.check(request)
     return name, kind, request
 
@@ -303,7 +303,7 @@ def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str,
     return format, kind
 
 
-def _own_tokenizer(model: Any) -> Any:
+def _find_tokenizer(model: Any) -> Any:
     """Return the tokenizer of the folder or hub name from which a model was loaded, or None."""
     from transformers import AutoTokenizer
 

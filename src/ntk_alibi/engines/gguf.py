@@ -1,11 +1,14 @@
-"""GGUF, the file of llama.cpp and ggml, for BLOOM and MPT.
+"""GGUF, the file format of llama.cpp and ggml, for BLOOM and MPT.
 
-A file names an architecture, which is a graph in llama.cpp's code, and holds its numbers. Both
-families are written as "mpt": its graph reads `max_alibi_bias` from the file, where that of "bloom"
-has 8 in its code, and else both differ in what a file can express. The norm that BLOOM applies to
-its embeddings is a function of one token, so it is applied to the table once, here; logits come
-from the table as it was, in a tensor of its own. BLOOM's queries, keys and values stand together
-for each head, MPT's for all heads, and BLOOM's GELU is the one of llama.cpp.
+A file names an architecture, which is a graph in llama.cpp's code, and holds its parameters. Both
+families are written as "mpt", whose graph reads `max_alibi_bias` from the file; in the graph
+"bloom" it is always 8. A BLOOM is changed to fit:
+
+- BLOOM norms its embeddings. The norm depends on one token only, so it is applied to the table
+  here; logits need the table without norm, which is another tensor of the file.
+- BLOOM stores query, key and value of each head together, MPT all queries, then keys, then values.
+
+BLOOM's GELU is the one of llama.cpp.
 
 Sources: ggml's and llama.cpp's code, as docs/run-elsewhere.md says.
 """
@@ -27,11 +30,11 @@ from torch.nn import functional as F
 from ntk_alibi import _checks
 from ntk_alibi._core import __version__
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.gguf_vocabulary import Vocabulary, of_tokenizer
+from ntk_alibi.engines.gguf_vocabulary import Vocabulary, read_vocabulary
 from ntk_alibi.methods import train_length_or_default
 from ntk_alibi.scaling import MaxBias, at_layer, scaling_per
 
-#: For each dtype that `export` takes: the type of a matrix, and that of the file.
+#: For each dtype of `export`: the type of a matrix, and the type of the file.
 _TYPES = {
     "float32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "float16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -40,43 +43,39 @@ _TYPES = {
 }
 
 
-def _same(weights: torch.Tensor) -> torch.Tensor:
-    """Return weights as they are."""
-    return weights
-
-
 @dataclass(frozen=True)
 class Tensor:
     """A tensor of the file.
 
     Attributes:
         name: its name in the file.
-        weights: the model's weights, in the shape that it has there.
-        change: what the file has in their place.
+        weights: the model's parameter, which has the same shape.
+        change: computes what the file holds from the parameter; None for the parameter itself.
     """
 
     name: str
     weights: torch.Tensor
-    change: Callable[[torch.Tensor], torch.Tensor] = _same
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def numbers(self) -> NDArray[np.float32]:
-        """Return the numbers of the tensor."""
+    def values(self) -> NDArray[np.float32]:
+        """Return the values to write."""
+        weights = self.weights.detach().cpu()
         with torch.no_grad():
-            changed = self.change(self.weights.detach().cpu())
+            changed = weights if self.change is None else self.change(weights)
         array: NDArray[np.float32] = changed.float().contiguous().numpy()
         return array
 
-    def type_of(self, dtype: str) -> gguf.GGMLQuantizationType:
-        """Return the type of the tensor in a file: vectors are small, and stay in float32."""
+    def file_type(self, dtype: str) -> gguf.GGMLQuantizationType:
+        """Return the type of the tensor in a file; vectors are small, and stay in float32."""
         return _TYPES["float32" if self.weights.ndim == 1 else dtype][0]
 
 
-#: The tensors of a file by the names of their groups, which progress tells.
+#: The tensors of a file in groups, whose names `progress` gets.
 Groups = Iterator[tuple[str, list[Tensor]]]
 
 
-def contents(request: Request) -> tuple[list[tuple[str, list[Tensor]]], float, Vocabulary]:
-    """Return the groups of tensors, the number of the slopes and the vocabulary of a file.
+def check_contents(request: Request) -> tuple[list[tuple[str, list[Tensor]]], float, Vocabulary]:
+    """Return a file's groups of tensors, its `max_alibi_bias` and its vocabulary.
 
     Raises:
         ValueError: the file cannot hold the model or its settings.
@@ -87,13 +86,13 @@ def contents(request: Request) -> tuple[list[tuple[str, list[Tensor]]], float, V
             f"{request.family.name}"
         )
     family = _FAMILIES[request.family.name]
-    head = _head(request)
+    head = _find_head(request)
     _check_layers(request.model)
-    max_bias = _max_bias(request)
+    max_bias = _find_max_bias(request)
     family.check(request.target)
     if not request.cache:
         raise ValueError("cache must be True for format 'gguf', whose engines have one, got False")
-    vocabulary = of_tokenizer(request.tokenizer, len(head.weight))
+    vocabulary = read_vocabulary(request.tokenizer, len(head.weight))
     groups = list(family.groups(request.target, head))
     for tensor in (tensor for _, tensors in groups for tensor in tensors):
         if request.dtype == "q8_0" and tensor.weights.ndim > 1:
@@ -103,7 +102,7 @@ def contents(request: Request) -> tuple[list[tuple[str, list[Tensor]]], float, V
 
 def write(request: Request, path: Path) -> Written:
     """Write a BLOOM or an MPT as a GGUF file."""
-    groups, max_bias, vocabulary = contents(request)
+    groups, max_bias, vocabulary = check_contents(request)
     family, config = _FAMILIES[request.family.name], request.target.config
     writer = gguf.GGUFWriter(path, "mpt")
     try:
@@ -131,13 +130,13 @@ def write(request: Request, path: Path) -> Written:
         ),
         outputs=("logits of the next token",),
         checked=(
-            f"max_alibi_bias {max_bias:g} has the slopes of all layers; its numbers differ from "
+            f"max_alibi_bias {max_bias:g} has the slopes of all layers; its weights differ from "
             f"the model's by {difference:.1e} at most"
         ),
     )
 
 
-def _head(request: Request) -> Any:
+def _find_head(request: Request) -> Any:
     """Return the layer of logits above the decoder."""
     for part in request.model.modules():
         if getattr(part, "transformer", None) is request.target and hasattr(part, "lm_head"):
@@ -149,7 +148,7 @@ def _head(request: Request) -> Any:
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Refuse adapters and quantized weights, whose `weight` is not what the layer computes."""
+    """Refuse adapters and quantized layers, which do not compute with their `weight` alone."""
     for name, part in model.named_modules():
         for size, plain in (("in_features", nn.Linear), ("num_embeddings", nn.Embedding)):
             if hasattr(part, size) and type(part) is not plain:
@@ -159,8 +158,8 @@ def _check_layers(model: nn.Module) -> None:
                 )
 
 
-def _max_bias(request: Request) -> float:
-    """Return the number from which llama.cpp computes the slopes of these settings."""
+def _find_max_bias(request: Request) -> float:
+    """Return the `max_alibi_bias` from which llama.cpp computes the slopes of these settings."""
     settings, rule = request.settings, request.family.rule(request.target)
     if settings.bias is not None:
         raise ValueError(f"scaling must be no bias for format 'gguf', got {settings.bias!r}")
@@ -171,9 +170,9 @@ def _max_bias(request: Request) -> float:
         )
     count = len(request.family.layers(request.target))
     scalings = [at_layer(settings.scaling, layer) for layer in range(count)]
-    numbers = {rule.find_max_bias(scaling) for scaling in scalings}
-    if len(numbers) == 1 and (number := numbers.pop()) is not None:
-        return number
+    found = {rule.find_max_bias(scaling) for scaling in scalings}
+    if len(found) == 1 and (max_bias := found.pop()) is not None:
+        return max_bias
     static = [x for x in scalings if x is not None and scaling_per(x) is None]
     factor = max([1.0, *map(rule.as_factor, static)])
     nearest = MaxBias(float(f"{factor:.6g}") if factor > 1.0 else 4.0)
@@ -184,10 +183,7 @@ def _max_bias(request: Request) -> float:
 
 
 def _context_length(request: Request) -> int:
-    """Return the length up to which a server may go: the training length, stretched.
-
-    llama.cpp's server gives a text no more than this.
-    """
+    """Return the stretched training length, which llama.cpp's server takes as its limit."""
     rule, scaling = request.family.rule(request.target), request.settings.scaling
     factor = 1.0 if scaling is None else max(rule.as_factor(scaling), 1.0)
     return round(train_length_or_default(request.target.config) * factor)
@@ -199,14 +195,14 @@ def _write_tensors(
     """Write the tensors one by one, so that memory holds one of them besides the model.
 
     Returns:
-        The greatest difference of a number to the one in the file.
+        The greatest difference between the model's weights and the file's.
 
     Raises:
-        ValueError: a number is NaN or infinite, or would be in the file's dtype.
+        ValueError: a weight is NaN or infinite, or would be in the file's dtype.
     """
     for _, tensors in groups:
         for tensor in tensors:
-            kind = tensor.type_of(request.dtype)
+            kind = tensor.file_type(request.dtype)
             block, size = gguf.GGML_QUANT_SIZES[kind]
             bytes_ = tensor.weights.numel() // block * size
             shape = tuple(tensor.weights.shape)
@@ -216,18 +212,18 @@ def _write_tensors(
     writer.write_ti_data_to_file()
     greatest = 0.0
     for group, tensors in groups:
-        request.say(f"{group}: {len(tensors)} tensors")
+        request.report(f"{group}: {len(tensors)} tensors")
         for tensor in tensors:
-            numbers, kind = tensor.numbers(), tensor.type_of(request.dtype)
-            if not np.isfinite(numbers).all():
+            values, kind = tensor.values(), tensor.file_type(request.dtype)
+            if not np.isfinite(values).all():
                 raise ValueError(f"model must have finite weights, got others in {tensor.name}")
             with np.errstate(over="ignore"):
-                stored = gguf.quantize(numbers, kind)
-            difference = float(np.abs(gguf.dequantize(stored, kind) - numbers).max())
+                stored = gguf.quantize(values, kind)
+            difference = float(np.abs(gguf.dequantize(stored, kind) - values).max())
             if not np.isfinite(difference):
                 raise ValueError(
-                    f"dtype must hold the numbers of {tensor.name}, up to "
-                    f"{np.abs(numbers).max():g}, got {request.dtype!r}"
+                    f"dtype must hold the weights of {tensor.name}, up to "
+                    f"{np.abs(values).max():g}, got {request.dtype!r}"
                 )
             writer.write_tensor_data(stored)
             greatest = max(greatest, difference)
@@ -235,7 +231,7 @@ def _write_tensors(
 
 
 def _bloom_groups(decoder: Any, head: Any) -> Groups:
-    """Return the tensors of a BLOOM."""
+    """Yield the tensors of a BLOOM."""
     norm = decoder.word_embeddings_layernorm
 
     def after_norm(table: torch.Tensor) -> torch.Tensor:
@@ -255,19 +251,19 @@ def _bloom_groups(decoder: Any, head: Any) -> Groups:
         [
             Tensor("token_embd.weight", decoder.word_embeddings.weight, after_norm),
             Tensor("output.weight", head.weight),
-            *_parts("output_norm", decoder.ln_f),
+            *_layer_tensors("output_norm", decoder.ln_f),
         ],
     )
     for i, block in enumerate(decoder.h):
         yield (
             f"layer {i + 1} of {len(decoder.h)}",
             [
-                *_parts(f"blk.{i}.attn_norm", block.input_layernorm),
-                *_parts(f"blk.{i}.attn_qkv", block.self_attention.query_key_value, by_kind),
-                *_parts(f"blk.{i}.attn_output", block.self_attention.dense),
-                *_parts(f"blk.{i}.ffn_norm", block.post_attention_layernorm),
-                *_parts(f"blk.{i}.ffn_up", block.mlp.dense_h_to_4h),
-                *_parts(f"blk.{i}.ffn_down", block.mlp.dense_4h_to_h),
+                *_layer_tensors(f"blk.{i}.attn_norm", block.input_layernorm),
+                *_layer_tensors(f"blk.{i}.attn_qkv", block.self_attention.query_key_value, by_kind),
+                *_layer_tensors(f"blk.{i}.attn_output", block.self_attention.dense),
+                *_layer_tensors(f"blk.{i}.ffn_norm", block.post_attention_layernorm),
+                *_layer_tensors(f"blk.{i}.ffn_up", block.mlp.dense_h_to_4h),
+                *_layer_tensors(f"blk.{i}.ffn_down", block.mlp.dense_4h_to_h),
             ],
         )
 
@@ -280,31 +276,27 @@ def _check_bloom(decoder: Any) -> None:
         )
 
 
-def _no_clip(_: Any) -> None:
-    """Return that queries, keys and values have no greatest number."""
-
-
 def _mpt_groups(decoder: Any, head: Any) -> Groups:
-    """Return the tensors of an MPT; a file without "output" has that of embeddings there."""
+    """Yield the tensors of an MPT; without "output", engines take the embeddings for it."""
     tied = head.weight is decoder.wte.weight
     yield (
         "embeddings",
         [
             Tensor("token_embd.weight", decoder.wte.weight),
-            *([] if tied else _parts("output", head)),
-            *_parts("output_norm", decoder.norm_f),
+            *([] if tied else _layer_tensors("output", head)),
+            *_layer_tensors("output_norm", decoder.norm_f),
         ],
     )
     for i, block in enumerate(decoder.blocks):
         yield (
             f"layer {i + 1} of {len(decoder.blocks)}",
             [
-                *_parts(f"blk.{i}.attn_norm", block.norm_1),
-                *_parts(f"blk.{i}.attn_qkv", block.attn.Wqkv),
-                *_parts(f"blk.{i}.attn_output", block.attn.out_proj),
-                *_parts(f"blk.{i}.ffn_norm", block.norm_2),
-                *_parts(f"blk.{i}.ffn_up", block.ffn.up_proj),
-                *_parts(f"blk.{i}.ffn_down", block.ffn.down_proj),
+                *_layer_tensors(f"blk.{i}.attn_norm", block.norm_1),
+                *_layer_tensors(f"blk.{i}.attn_qkv", block.attn.Wqkv),
+                *_layer_tensors(f"blk.{i}.attn_output", block.attn.out_proj),
+                *_layer_tensors(f"blk.{i}.ffn_norm", block.norm_2),
+                *_layer_tensors(f"blk.{i}.ffn_up", block.ffn.up_proj),
+                *_layer_tensors(f"blk.{i}.ffn_down", block.ffn.down_proj),
             ],
         )
 
@@ -319,14 +311,8 @@ def _check_mpt(decoder: Any) -> None:
         )
 
 
-def _clip_of_mpt(decoder: Any) -> float | None:
-    """Return the greatest number of queries, keys and values, or None."""
-    clip: float | None = decoder.config.attn_config.clip_qkv
-    return clip
-
-
-def _parts(
-    name: str, layer: nn.Module, change: Callable[[torch.Tensor], torch.Tensor] = _same
+def _layer_tensors(
+    name: str, layer: nn.Module, change: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> list[Tensor]:
     """Return the weight of a layer, and its bias if it has one."""
     both = [(part, getattr(layer, part, None)) for part in ("weight", "bias")]
@@ -338,9 +324,9 @@ class _Family:
     """How a family's models are written.
 
     Attributes:
-        groups: returns the tensors of a decoder and its head.
+        groups: yields the tensors of a decoder and its head.
         check: refuses a decoder that the graph of a file does not compute.
-        clip: returns the greatest number of queries, keys and values, or None.
+        clip: returns the limit to which queries, keys and values are clipped, or None.
     """
 
     groups: Callable[[Any, Any], Groups]
@@ -349,8 +335,8 @@ class _Family:
 
 
 _FAMILIES = {
-    "BLOOM": _Family(_bloom_groups, _check_bloom, _no_clip),
-    "MPT": _Family(_mpt_groups, _check_mpt, _clip_of_mpt),
+    "BLOOM": _Family(_bloom_groups, _check_bloom, lambda decoder: None),
+    "MPT": _Family(_mpt_groups, _check_mpt, lambda decoder: decoder.config.attn_config.clip_qkv),
 }
 
-FORMAT = Format(dtypes=tuple(_TYPES), is_folder=False, check=contents, write=write)
+FORMAT = Format(dtypes=tuple(_TYPES), is_folder=False, check=check_contents, write=write)

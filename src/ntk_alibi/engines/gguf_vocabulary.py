@@ -1,8 +1,8 @@
-"""The vocabulary of a GGUF file, from a fast tokenizer: byte-level BPE, so that text gives tokens.
+"""The vocabulary of a GGUF file, read from a fast tokenizer with byte-level BPE.
 
-A file names the rule by which llama.cpp cuts a text into words before it merges bytes, its
-pre-tokenizer. Those of BLOOM and GPT-2 are known here (MPT's is GPT-2's); what cuts otherwise is
-refused, since its tokens would silently be others.
+A file names its pre-tokenizer, the rule by which llama.cpp splits a text into words before it
+merges bytes. Supported are the pre-tokenizers of BLOOM and of GPT-2, which MPT shares. All others
+are refused, since llama.cpp would silently compute other tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import gguf
 
-#: The cutting of a text by what tokenizers call it, and the name that llama.cpp has for it.
+#: For each supported pre-tokenizer, as tokenizers describe it: its name in llama.cpp.
 _PRE_TOKENIZERS = {
     "ByteLevel": "gpt-2",
     r"Split ?[^(\s|[.,!?…。，、।۔،])]+": "bloom",  # noqa: RUF001
@@ -29,12 +29,12 @@ class Vocabulary:
     """The vocabulary of a file.
 
     Attributes:
-        tokens: the texts of all tokens.
-        types: their kinds, `gguf.TokenType`.
-        merges: the merges of bytes, the first one first.
-        pre_tokenizer: the name of the rule that cuts texts.
-        special: numbers of special tokens by name.
-        added: special tokens before and after each text, by name: whether they are added.
+        tokens: the strings of all tokens.
+        types: their types, `gguf.TokenType`.
+        merges: the merges of bytes, in order.
+        pre_tokenizer: the name of the rule that splits texts.
+        special: indices of special tokens, by name.
+        added: whether the special tokens "bos" and "eos" are added to each text, by name.
     """
 
     tokens: list[str]
@@ -45,7 +45,7 @@ class Vocabulary:
     added: dict[str, bool]
 
     def add_to(self, writer: gguf.GGUFWriter) -> None:
-        """Add the vocabulary to a file."""
+        """Write the vocabulary into a file."""
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(self.pre_tokenizer)
         writer.add_token_list(self.tokens)
@@ -57,13 +57,13 @@ class Vocabulary:
             getattr(writer, f"add_add_{name}_token")(added)
 
 
-def of_tokenizer(tokenizer: Any, rows: int) -> Vocabulary:
+def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
     """Return the vocabulary of a model's tokenizer.
 
     Args:
         tokenizer: the tokenizer, or None.
-        rows: the number of rows of the model's embeddings; those beyond the tokenizer's tokens get
-            names of their own.
+        rows: how many rows the model's embeddings have; rows beyond the tokenizer's tokens are
+            called [PAD...].
     """
     if tokenizer is None:
         raise ValueError(
@@ -102,10 +102,9 @@ def of_tokenizer(tokenizer: Any, rows: int) -> Vocabulary:
             f"{tokenizer.convert_ids_to_tokens(framed)} for 'a'"
         )
     _warn_of_overlaps([token["content"] for token in parts["added_tokens"]])
-    numbers = range(rows)
     return Vocabulary(
-        tokens=[tokens.get(number, f"[PAD{number}]") for number in numbers],
-        types=[types.get(number, gguf.TokenType.UNUSED) for number in numbers],
+        tokens=[tokens.get(index, f"[PAD{index}]") for index in range(rows)],
+        types=[types.get(index, gguf.TokenType.UNUSED) for index in range(rows)],
         merges=[x if isinstance(x, str) else " ".join(x) for x in model["merges"]],
         pre_tokenizer=pre_tokenizer,
         special={name: number for name, number in special.items() if number is not None},
@@ -114,10 +113,10 @@ def of_tokenizer(tokenizer: Any, rows: int) -> Vocabulary:
 
 
 def _warn_of_overlaps(added: list[str]) -> None:
-    """Warn where texts hold tokens that were added and overlap, such as 12 and 23 in 123.
+    """Warn of added tokens that may overlap in a text, such as 12 and 23 in 123.
 
-    A tokenizer takes the one that begins first, llama.cpp the longest one of the text, and of
-    several any. Runs of one character, such as spaces, come out the same.
+    A tokenizer takes the token that begins first, llama.cpp the longest one in the text, and any
+    of several such. Runs of one character, such as spaces, give the same tokens.
     """
     beginnings = {text[:size]: text for text in added for size in range(1, len(text))}
     for text in added:
@@ -134,7 +133,7 @@ def _warn_of_overlaps(added: list[str]) -> None:
 
 
 def _pre_tokenizer(parts: dict[str, Any]) -> str:
-    """Return llama.cpp's name of the rule by which a tokenizer cuts texts."""
+    """Return llama.cpp's name of the rule by which a tokenizer splits texts."""
     model, normalizer = parts["model"], parts["normalizer"] or {"type": None}
     cutting = parts["pre_tokenizer"] or {"type": None}
     steps = cutting.get("pretokenizers", [cutting])

@@ -1,9 +1,9 @@
 """The graph of a patched model for other runtimes: tokens and a cache in, logits and a cache out.
 
 Inputs and outputs have the names and the order of optimum and onnxruntime-genai. Keys and values
-are (batch, heads, tokens, head_dim) in all families, as optimum has them for BLOOM since
-transformers 4.44; position_ids are no input of these families there. One graph serves the prompt,
-whose cache is empty, and all later steps.
+are (batch, heads, tokens, head_dim) in all families, as in optimum for BLOOM since transformers
+4.44; there is no input position_ids, as there. One graph serves the prompt, with an empty cache,
+and all later steps.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ntk_alibi.integrations.settings import stack_of
 BATCH, NEW, PAST = "batch_size", "sequence_length", "past_sequence_length"
 ALL = f"{PAST} + {NEW}"
 
-#: The axes of a tensor: a number, or the name of an axis of any length.
+#: The axes of a tensor: each a length, or the name of an axis of any length.
 Axes = tuple[int | str, ...]
 
-#: What a written graph is tried with: two texts, one with padding on the left, of which the first
-#: call gets 12 tokens and the second one 3.
+#: The inputs with which a written graph is checked: two rows, one with padding on the left. The
+#: first call gets 12 tokens, the second 3.
 TOKENS = (7 * torch.arange(30) % 23).reshape(2, 15)
 MASK = (torch.arange(15) >= torch.tensor([[5], [0]])).long()
 FIRST = 12
 
-#: A call of a written graph: of tokens, mask, keys and values, all before and the new ones. Returns
-#: logits, keys and values.
+#: A function that runs a written graph on new tokens, the mask of all tokens, and earlier keys and
+#: values; it returns logits, and all keys and values.
 Call = Callable[
     [torch.Tensor, torch.Tensor, list[torch.Tensor]], tuple[torch.Tensor, list[torch.Tensor]]
 ]
@@ -48,15 +48,15 @@ Call = Callable[
 
 @dataclass(frozen=True)
 class Graph:
-    """An exported program, and what its inputs and outputs are, in their order.
+    """An exported program, with its inputs and outputs in order.
 
     Attributes:
         program: takes input_ids, attention_mask and a list of pairs of keys and values; returns
             logits and such a list. Without a cache there are no lists.
-        inputs: the axes of each input, by its name.
-        outputs: those of each output.
-        dtype: of logits, keys and values.
-        expected: logits of the patched model for `TOKENS` and `MASK`, in its own dtype.
+        inputs: the axes of each input, by name.
+        outputs: the axes of each output, by name.
+        dtype: the dtype of logits, keys and values.
+        expected: the patched model's logits for `TOKENS` and `MASK`, in the model's dtype.
     """
 
     program: torch.export.ExportedProgram
@@ -67,16 +67,16 @@ class Graph:
 
     @property
     def cache(self) -> dict[str, str]:
-        """Inputs that hold keys or values, and the outputs that follow them."""
+        """The inputs for keys and values, each with the output that continues it."""
         return dict(zip(list(self.inputs)[2:], list(self.outputs)[1:], strict=True))
 
     def checked(self, engine: str, call: Call, dtype: str) -> str:
-        """Compare what was written with the patched model, and say how near it is.
+        """Compare a written graph with the patched model, and describe the result in a sentence.
 
         Args:
-            engine: the name and version of what runs it.
-            call: a call of it.
-            dtype: that of its weights.
+            engine: the name and version of the runtime.
+            call: a function that runs the written graph.
+            dtype: the dtype of its parameters.
 
         Raises:
             RuntimeError: more than half of the digits of the logits differ.
@@ -105,17 +105,17 @@ class Graph:
 
 
 def lines(named: dict[str, Axes], dtype: torch.dtype) -> tuple[str, ...]:
-    """Return a line for each input or output; those of all layers share one."""
+    """Return a line for each input or output; all layers share one."""
     described: dict[str, None] = {}
     for name, axes in named.items():
         shown = re.sub(r"[.]\d+[.](key|value)$", ".N.key, .value", name)
-        numbers = torch.int64 if name in ("input_ids", "attention_mask") else dtype
-        described[f"{shown} ({', '.join(map(str, axes))}) {str(numbers)[6:]}"] = None
+        shown_dtype = torch.int64 if name in ("input_ids", "attention_mask") else dtype
+        described[f"{shown} ({', '.join(map(str, axes))}) {str(shown_dtype)[6:]}"] = None
     return tuple(described)
 
 
-class _Given(DynamicLayer):
-    """Keys and values of a layer, of which there may be none: the graph does not ask."""
+class _PastLayer(DynamicLayer):
+    """A layer's earlier keys and values. There may be none, which the graph does not ask."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -130,7 +130,7 @@ class _Given(DynamicLayer):
 
 
 class _WithCache(nn.Module):
-    """Logits of a model, with its keys and values."""
+    """A model that takes and returns keys and values as tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -142,15 +142,15 @@ class _WithCache(nn.Module):
         attention_mask: torch.Tensor,
         past_key_values: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-        cache = Cache(layers=[_Given(*pair) for pair in past_key_values])
+        cache = Cache(layers=[_PastLayer(*pair) for pair in past_key_values])
         logits = self.model(
             input_ids, attention_mask=attention_mask, use_cache=True, **{CACHE: cache}
         ).logits
-        return logits, pairs_of(cache)
+        return logits, layer_pairs(cache)
 
 
 class _WithoutCache(nn.Module):
-    """Logits of a model."""
+    """A model without a cache."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class _WithoutCache(nn.Module):
         return logits
 
 
-def pairs_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def layer_pairs(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the keys and values of each layer."""
     return [(layer.keys, layer.values) for layer in cache.layers]
 
@@ -180,7 +180,7 @@ def check(request: Request) -> None:
         pass
 
 
-def graph_of(request: Request, dtype: str) -> Graph:
+def make_graph(request: Request, dtype: str) -> Graph:
     """Return the graph of a model with weights of a dtype; the model stays as it is.
 
     Raises:
@@ -196,7 +196,7 @@ def graph_of(request: Request, dtype: str) -> Graph:
     with torch.no_grad(), in_evaluation(model), _traceable(request, model):
         held = DynamicCache()
         model(TOKENS, use_cache=True, **{CACHE: held})
-        past = [tuple(x[..., :5, :].contiguous() for x in pair) for pair in pairs_of(held)]
+        past = [tuple(x[..., :5, :].contiguous() for x in pair) for pair in layer_pairs(held)]
         layers, (_, heads, _, head_dim) = len(past), past[0][0].shape
         tokens = BATCH, NEW
         inputs: dict[str, Axes] = {"input_ids": tokens, "attention_mask": tokens}
@@ -214,16 +214,16 @@ def graph_of(request: Request, dtype: str) -> Graph:
             example = TOKENS[:, 5:8].contiguous(), MASK[:, :8].contiguous(), past
             of_cache = any_length((BATCH, heads, PAST, head_dim))
             shapes = (*shapes, [(of_cache, of_cache)] * layers)
-        request.say(f"tracing {layers} layers")
+        request.report(f"tracing {layers} layers")
         program = torch.export.export(module, example, dynamic_shapes=shapes)
-    # torch counts any axis of an example as one of 2 and more, and so texts as ones of 4 and more.
+    # From the example, torch derives that axes have 2 entries or more, and texts 4 tokens or more.
     for symbol, limits in program.range_constraints.items():
         program.range_constraints[symbol] = type(limits)(0, limits.upper)
     return Graph(program, inputs, outputs, past[0][0].dtype, expected)
 
 
 def write_configuration(request: Request, folder: Path) -> None:
-    """Write config.json, generation_config.json and the tokenizer, as far as there are any."""
+    """Write config.json, and generation_config.json and the tokenizer if there are any."""
     model: Any = request.model
     for part in (model.config, getattr(model, "generation_config", None), request.tokenizer):
         if part is not None:
@@ -236,7 +236,7 @@ def any_length(axes: Axes) -> dict[int, Any]:
 
 
 def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any]:
-    """Patch a model, the request's or a copy, with the request's settings in a form for graphs."""
+    """Patch the request's model, or a copy of it, with its settings and attention="traceable"."""
     settings = request.settings
     (decoder,) = request.family.find(model)
     if settings.traceable and stack_of(decoder)[-1:] == (settings,):

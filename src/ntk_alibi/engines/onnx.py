@@ -9,13 +9,13 @@ import onnxruntime
 import torch
 
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import Graph, any_length, check, graph_of, lines, write_configuration
+from ntk_alibi.engines.graph import Graph, any_length, check, lines, make_graph, write_configuration
 
 
 def write(request: Request, path: Path) -> Written:
     """Write model.onnx, with its weights beside it above 2 GB, configuration and tokenizer."""
-    graph = graph_of(request, request.dtype)
-    request.say("writing model.onnx")
+    graph = make_graph(request, request.dtype)
+    request.report("writing model.onnx")
     write_configuration(request, path)
     save(graph, path / "model.onnx")
     session = onnxruntime.InferenceSession(path / "model.onnx", providers=["CPUExecutionProvider"])

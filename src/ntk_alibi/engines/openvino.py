@@ -1,8 +1,8 @@
 """The format "openvino": a folder that OpenVINO and optimum's OVModelForCausalLM load.
 
-Keys and values are a state of the model, as optimum-intel makes it: whoever calls it passes the new
-tokens only, and resets the state before another text. The input beam_idx has the row of the last
-call that each row continues, 0, 1, 2, … but for a search with beams.
+As in optimum-intel, keys and values are a state of the model: callers pass new tokens only, and
+reset the state before another text. The input beam_idx tells which row of the last call each row
+continues: 0, 1, 2, … except in beam search.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from openvino import opset13
 from openvino.passes import MakeStateful, Manager
 
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import Axes, Graph, check, graph_of, lines, write_configuration
+from ntk_alibi.engines.graph import Axes, Graph, check, lines, make_graph, write_configuration
 
 
 def write(request: Request, path: Path) -> Written:
     """Write openvino_model.xml with its weights in .bin, configuration and tokenizer."""
-    graph = graph_of(request, "float32")
-    request.say("writing openvino_model.xml")
+    graph = make_graph(request, "float32")
+    request.report("writing openvino_model.xml")
     write_configuration(request, path)
-    model = converted(graph)
+    model = convert(graph)
     file = path / "openvino_model.xml"
     openvino.save_model(model, file, compress_to_fp16=request.dtype == "float16")
     compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -49,7 +49,7 @@ def write(request: Request, path: Path) -> Written:
     )
 
 
-def converted(graph: Graph) -> openvino.Model:
+def convert(graph: Graph) -> openvino.Model:
     """Return OpenVINO's model of a graph, with its cache as a state."""
     model = openvino.convert_model(graph.program)
     for ports, names in ((model.inputs, graph.inputs), (model.outputs, graph.outputs)):
@@ -61,7 +61,7 @@ def converted(graph: Graph) -> openvino.Model:
 
 
 def _keep_cache(model: openvino.Model, graph: Graph) -> None:
-    """Make a state of keys and values, whose rows beam_idx chooses; it begins without tokens."""
+    """Make keys and values a state, empty at first, whose rows beam_idx chooses."""
     rows = opset13.parameter(openvino.PartialShape([-1]), openvino.Type.i32, name="beam_idx")
     rows.output(0).get_tensor().set_names({"beam_idx"})
     model.add_parameters([rows])

@@ -1,6 +1,6 @@
-"""The format "torch": a folder with a program of torch.export, which torch alone loads.
+"""The format "torch": a folder with a program of torch.export, which torch loads by itself.
 
-torch's AOTInductor makes a shared library of it by one call (docs/run-elsewhere.md).
+One call of torch's AOTInductor compiles it to a shared library (docs/run-elsewhere.md).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import check, graph_of, lines, write_configuration
+from ntk_alibi.engines.graph import check, lines, make_graph, write_configuration
 
 
 def write(request: Request, path: Path) -> Written:
     """Write model.pt2, configuration and tokenizer."""
-    graph = graph_of(request, request.dtype)
-    request.say("writing model.pt2")
+    graph = make_graph(request, request.dtype)
+    request.report("writing model.pt2")
     write_configuration(request, path)
     torch.export.save(graph.program, path / "model.pt2")
     module = torch.export.load(path / "model.pt2").module()

@@ -1,4 +1,4 @@
-"""Attention weights that a model computes for a text, as it is and under several methods."""
+"""A model's attention weights for a text, without and with several methods."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class AttentionWeights:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A text, and the layers, heads and methods of a model whose weights are wanted, all checked.
+    """A checked request: a text, and the layers, heads and methods of a model.
 
     Attributes:
         model: the model.
         inputs: the text's tokens, as the model takes them.
-        words: the text of each token.
+        words: the string of each token.
         methods: the methods; None for the model as it is.
         layers: the layers, counted from 0.
         heads: the heads, counted from 1.
-        of: how many layers, and how many heads in each, the model has.
+        of: how many layers the model has, and how many heads each layer.
     """
 
     model: Any
@@ -63,11 +63,11 @@ class Request:
 
     @property
     def maps(self) -> int:
-        """The number of maps of queries and keys."""
+        """How many maps of queries and keys there are."""
         return len(self.methods) * len(self.layers) * len(self.heads)
 
     def read(self, most_cells: int) -> AttentionWeights:
-        """Return the weights, in at most so many cells of queries and of keys."""
+        """Compute the weights, in at most so many cells of queries and of keys."""
         step = -(-len(self.words) // most_cells)
         values = np.stack([_read(self, method, step) for method in self.methods])
         return AttentionWeights(self, step, values)
@@ -164,7 +164,7 @@ def _check_size(tokens: int, heads: int) -> None:
 
 
 def _read(request: Request, method: Method | None, step: int) -> NDArray[np.float32]:
-    """Return weights (layers, heads, cells, cells) of one pass."""
+    """Return the weights (layers, heads, cells, cells) of one pass."""
     model, heads = request.model, [head - 1 for head in request.heads]
     of_method: Any = nullcontext() if method is None else _patched(model, method)
     with of_method, torch.no_grad(), in_evaluation(model), _kept(model, heads, step) as kept:
@@ -179,7 +179,7 @@ def _read(request: Request, method: Method | None, step: int) -> NDArray[np.floa
 
 @contextmanager
 def _kept(model: nn.Module, heads: list[int], step: int) -> Iterator[list[NDArray[np.float32]]]:
-    """Yield a list of each layer's weights, pooled as soon as they are there.
+    """Yield a list that gets each layer's weights, pooled as soon as the layer has computed them.
 
     transformers returns the weights of all layers at once: 2.4 GB for 24 heads and 5000 tokens.
     """

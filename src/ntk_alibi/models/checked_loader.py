@@ -1,6 +1,6 @@
-"""A loader that refuses checkpoints with weights that are missing or have the wrong shape.
+"""A loader that refuses checkpoints whose weights are missing or have wrong shapes.
 
-It is separate because it needs transformers, which `loading` imports only when it loads.
+It is a module because it needs transformers, which `loading` imports only when it loads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 class WholeCausalLM(AutoModelForCausalLM):
-    """transformers' AutoModelForCausalLM, without its random numbers in place of weights."""
+    """transformers' AutoModelForCausalLM, without random weights in place of missing ones."""
 
     @classmethod
     def outline(cls, name: str) -> Any:

@@ -20,7 +20,7 @@ NANO_BLOOM = "nano-bloom"
 
 
 def nano_bloom_path() -> Path:
-    """Return the folder of the embedded nano BLOOM, which plain transformers can load too.
+    """Return the folder of the nano BLOOM in the package; transformers can load it, too.
 
     Raises:
         ModuleNotFoundError: this is a wheel without data, and ntk-alibi-models is not installed.
@@ -60,18 +60,18 @@ def load(
     """Load a causal language model in evaluation mode, with its tokenizer and training length.
 
     Args:
-        model: a folder, a hub name such as "bigscience/bloom-560m", or None or "nano-bloom" for
-            the nano BLOOM.
-        dtype: dtype of the weights: "float32", "bfloat16" or "float16".
+        model: a folder; a hub name such as "bigscience/bloom-560m"; None or "nano-bloom" for the
+            nano BLOOM in the package.
+        dtype: the dtype of the parameters: "float32", "bfloat16" or "float16".
 
     Returns:
         (model, tokenizer, training length in tokens).
 
     Raises:
-        TypeError: model is no name.
+        TypeError: model is neither a folder nor a name.
         ValueError: model is a path without a checkpoint, or dtype is unknown; the checkpoint is
-            damaged, lacks weights, or has weights that are not finite, or ALiBi settings or a
-            training length without a meaning.
+            damaged, lacks weights, has weights that are not finite, or its configuration has
+            invalid ALiBi settings or an invalid training length.
         OSError: the hub does not have the model, or cannot be reached.
         ImportError: torch or transformers is not installed.
     """

@@ -1,4 +1,4 @@
-"""A program for vLLM's environment: what vLLM says about prompts, as JSON.
+"""A program for vLLM's environment: results of vLLM for prompts, as JSON.
 
     python engine_program.py PLAN.json
 
@@ -24,7 +24,7 @@ def chosen(logprobs: list[Any], tokens: list[int]) -> list[float]:
 
 
 def answers(llm: LLM, plan: dict[str, Any], prompt_logprobs: int | None) -> list[dict[str, Any]]:
-    """Return what the engine says about each prompt."""
+    """Return the engine's results for each prompt."""
     sampling = SamplingParams(
         temperature=0.0, max_tokens=plan["new_tokens"], ignore_eos=True, logprobs=1,
         prompt_logprobs=prompt_logprobs, detokenize=False,

@@ -101,7 +101,7 @@ def overrides(case: Case) -> dict[str, Any]:
 def run(
     python: Path, folder: Path, case: Case, settings: dict[str, Any], **others: Any
 ) -> dict[str, Any]:
-    """Return what vLLM says about a stored model with these overrides."""
+    """Return vLLM's results for a stored model with these overrides."""
     engine = {
         "model": str(folder), "hf_overrides": settings, "tensor_parallel_size": case.processes,
         "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": LONGEST,
@@ -123,7 +123,7 @@ def run(
 
 
 def compared(case: Case, found: dict[str, Any], expected: Any) -> vllm_table.Row:
-    """Return the row of what vLLM said in both runs."""
+    """Return the row for the results of both runs."""
     runs = found["first"], found["again"]
     return vllm_table.compared(case.scaling, case.processes, runs, expected)
 
@@ -259,7 +259,7 @@ def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> 
 
 
 def _wait(server: subprocess.Popen[bytes], address: str, log: Path, minutes: float = 10.0) -> None:
-    """Wait until a server says that it is up."""
+    """Wait until a server answers that it is up."""
     end = time.monotonic() + 60.0 * minutes
     while time.monotonic() < end:
         assert server.poll() is None, log.read_text()[-5000:]

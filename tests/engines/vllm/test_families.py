@@ -13,9 +13,9 @@ import ntk_alibi as na
 from ntk_alibi.engines.vllm.families import (
     BLOOM,
     FALCON,
-    family_of,
-    slopes_of_layer,
-    slopes_of_process,
+    find_family,
+    layer_slopes,
+    process_slopes,
 )
 
 HEADS = [1, 6, 8, 12, 71]
@@ -28,7 +28,7 @@ SCALINGS = [None, na.Interpolation(4.0), na.NTK(4.0), na.FlatHeads(8.0), na.MaxB
 def test_slopes_are_those_of_alibi_slopes(heads: int, scaling: Any) -> None:
     config = transformers.BloomConfig(n_head=heads, hidden_size=8 * heads)
     expected = na.alibi_slopes(heads, scaling)
-    assert (slopes_of_layer(BLOOM.rule(config), scaling, 0) == expected).all()
+    assert (layer_slopes(BLOOM.rule(config), scaling, 0) == expected).all()
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -37,15 +37,15 @@ def test_plain_and_ntk_slopes_are_those_of_the_reference(heads: int) -> None:
     plain = na.reference.alibi_slopes(heads)
     rule = BLOOM.rule(config)
     rounding = {"rtol": 2.0**-23, "atol": 0.0}
-    np.testing.assert_allclose(slopes_of_layer(rule, None, 0), plain, **rounding)
+    np.testing.assert_allclose(layer_slopes(rule, None, 0), plain, **rounding)
     expected = na.reference.ntk_slopes(plain, 4.0)
-    np.testing.assert_allclose(slopes_of_layer(rule, na.NTK(4.0), 0), expected, **rounding)
+    np.testing.assert_allclose(layer_slopes(rule, na.NTK(4.0), 0), expected, **rounding)
 
 
 def test_falcon_divides_slopes_by_the_root_of_its_head_size() -> None:
     config = transformers.FalconConfig(num_attention_heads=6, hidden_size=6 * 40, alibi=True)
     expected = na.alibi_slopes(6, na.NTK(4.0)) / np.float32(math.sqrt(40))
-    assert (slopes_of_layer(FALCON.rule(config), na.NTK(4.0), 0) == expected).all()
+    assert (layer_slopes(FALCON.rule(config), na.NTK(4.0), 0) == expected).all()
 
 
 def test_a_scaling_of_some_layers_leaves_the_others_alone() -> None:
@@ -53,20 +53,20 @@ def test_a_scaling_of_some_layers_leaves_the_others_alone() -> None:
     scaling, rule = na.NTK(4.0, layers=[0, 2]), BLOOM.rule(config)
     for layer in range(3):
         expected = na.alibi_slopes(8, None if layer == 1 else na.NTK(4.0))
-        assert (slopes_of_layer(rule, scaling, layer) == expected).all()
+        assert (layer_slopes(rule, scaling, layer) == expected).all()
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
 def test_processes_share_the_heads_of_the_whole_model(processes: int) -> None:
     slopes = na.alibi_slopes(6, na.NTK(4.0))
-    parts = [slopes_of_process(slopes, process, processes) for process in range(processes)]
+    parts = [process_slopes(slopes, process, processes) for process in range(processes)]
     assert {len(part) for part in parts} == {6 // processes}
     assert (np.concatenate(parts) == slopes).all()
 
 
 def test_heads_that_processes_cannot_share_are_refused() -> None:
     with pytest.raises(ValueError, match="the number of heads must be a multiple of tensor_par"):
-        slopes_of_process(na.alibi_slopes(6), 0, 4)
+        process_slopes(na.alibi_slopes(6), 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_heads_that_processes_cannot_share_are_refused() -> None:
     ],
 )
 def test_architectures_have_their_family(architecture: str, family: Any) -> None:
-    assert family_of(architecture) is family
+    assert find_family(architecture) is family
 
 
 def test_falcon_with_rotary_positions_has_no_alibi() -> None:

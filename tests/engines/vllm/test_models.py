@@ -1,4 +1,4 @@
-"""The classes that vLLM makes, over stand-ins for what they take of vLLM."""
+"""The classes that vLLM makes, with stand-ins for the parts of vLLM that they use."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bloom(**settings: Any) -> Any:
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[Any]:
-    """Return the module of the classes, which sees one process, or that of the parameter."""
+    """Return the module of the classes, for one process or the process of the parameter."""
     process, processes = getattr(request, "param", (0, 1))
     named = {
         "vllm": {},

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import transformers
 
-from ntk_alibi.engines.vllm.plugin import MODELS, register, verify
+from ntk_alibi.engines.vllm.plugin import MODELS, check_configuration, register
 from ntk_alibi.engines.vllm.settings import BACKENDS
 from repository import ROOT
 
@@ -23,7 +23,7 @@ MODEL_FILES = ROOT / "src/ntk_alibi/engines/vllm"
 
 
 def engine(config: Any, architecture: str = "BloomForCausalLM", **settings: Any) -> Any:
-    """Return what the checks read of vLLM's configuration."""
+    """Return the part of vLLM's configuration that the checks read."""
     parallel = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     backend = settings.pop("backend", None)
     chosen = None if backend is None else SimpleNamespace(name=backend)
@@ -78,7 +78,7 @@ def test_without_vllm_one_sentence_says_what_to_install(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stand-ins for the two names of vLLM that the entry point takes."""
+    """Stand-ins for the two classes of vLLM that the entry point imports."""
 
     class VllmConfig(SimpleNamespace):
         def try_verify_and_update_config(self) -> str:
@@ -117,27 +117,27 @@ def test_another_vllm_is_refused(fake_vllm: Any) -> None:
 def test_backends_that_read_no_slopes_are_refused(backend: str, scaling: Any) -> None:
     for chosen in ({"backend": backend}, {"kinds": {"full_attention": backend}}):
         with pytest.raises(ValueError, match=rf"attention backend must be .* got {backend}, with"):
-            verify(engine(bloom(alibi_scaling=scaling), **chosen))
+            check_configuration(engine(bloom(alibi_scaling=scaling), **chosen))
     rotary = transformers.FalconConfig(alibi=False)
-    verify(engine(rotary, "FalconForCausalLM", backend=backend))
+    check_configuration(engine(rotary, "FalconForCausalLM", backend=backend))
 
 
 @pytest.mark.parametrize("backend", [None, *BACKENDS])
 def test_backends_that_read_slopes_are_accepted(backend: str | None) -> None:
-    verify(engine(bloom(alibi_scaling=NTK), backend=backend))
+    check_configuration(engine(bloom(alibi_scaling=NTK), backend=backend))
 
 
 @pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
 def test_contexts_split_over_processes_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be 1 for a model with ALiBi, got 2"):
-        verify(engine(bloom(), **{name: 2}))
+        check_configuration(engine(bloom(), **{name: 2}))
 
 
 def test_the_choice_of_gelu_is_written_where_vllm_hashes_it() -> None:
     plain, chosen = bloom(), bloom(bloom_gelu="erf")
     before = plain.to_json_string()
-    verify(engine(plain))
-    verify(engine(chosen))
+    check_configuration(engine(plain))
+    check_configuration(engine(chosen))
     assert (plain.bloom_gelu, chosen.bloom_gelu) == ("tanh", "erf")
     assert len({before, plain.to_json_string(), chosen.to_json_string()}) == 3
 
@@ -152,6 +152,6 @@ def test_a_scaling_for_other_models_is_refused() -> None:
         (rotary, "FalconForCausalLM"),
     ]:
         with pytest.raises(ValueError, match=f"alibi_scaling must be left out for {name}"):
-            verify(engine(config, name))
-    verify(engine(transformers.LlamaConfig(), "LlamaForCausalLM"))
-    verify(SimpleNamespace(model_config=None))
+            check_configuration(engine(config, name))
+    check_configuration(engine(transformers.LlamaConfig(), "LlamaForCausalLM"))
+    check_configuration(SimpleNamespace(model_config=None))

@@ -1,4 +1,4 @@
-"""Settings that the plugin reads from a model's configuration, and those that it refuses."""
+"""Settings that the plugin reads from a model's configuration, and settings that it refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 import ntk_alibi as na
 from ntk_alibi.engines.vllm.families import BLOOM, FALCON
-from ntk_alibi.engines.vllm.settings import refuse_unapplied, settings_of
+from ntk_alibi.engines.vllm.settings import check_no_settings, read_settings
 
 STATIC = [na.Interpolation(4.0), na.NTK(4.0), na.FlatHeads(8.0, share=0.5), na.MaxBias(4.0)]
 DYNAMIC = [
@@ -32,32 +32,32 @@ def bloom(**settings: Any) -> Any:
 @pytest.mark.parametrize("layers", [None, (0, 2)])
 def test_static_scalings_are_read(scaling: Any, layers: Any) -> None:
     config = scaling.to_config() | ({} if layers is None else {"layers": list(layers)})
-    found = settings_of(bloom(alibi_scaling=config), BLOOM).scaling
+    found = read_settings(bloom(alibi_scaling=config), BLOOM).scaling
     assert found == na.scaling_from_config(config)
     assert getattr(found, "layers", None) == layers
 
 
 @pytest.mark.parametrize("config", [None, {"alibi_type": "default"}])
 def test_no_scaling_is_none(config: Any) -> None:
-    assert settings_of(bloom(alibi_scaling=config), BLOOM).scaling is None
-    assert settings_of(bloom(), BLOOM).scaling is None
+    assert read_settings(bloom(alibi_scaling=config), BLOOM).scaling is None
+    assert read_settings(bloom(), BLOOM).scaling is None
 
 
 def test_the_scaling_of_btlm_is_read() -> None:
-    found = settings_of(bloom(alibi_scaling={"type": "linear", "factor": 2.0}), BLOOM)
+    found = read_settings(bloom(alibi_scaling={"type": "linear", "factor": 2.0}), BLOOM)
     assert found.scaling == na.Interpolation(2.0)
 
 
 @pytest.mark.parametrize("scaling", DYNAMIC, ids=repr)
 def test_dynamic_scalings_are_refused(scaling: Any) -> None:
     with pytest.raises(ValueError, match=r"alibi_scaling must not depend on lengths in vLLM, got"):
-        settings_of(bloom(alibi_scaling=scaling.to_config()), BLOOM)
+        read_settings(bloom(alibi_scaling=scaling.to_config()), BLOOM)
 
 
 @pytest.mark.parametrize("scaling", KNEES, ids=repr)
 def test_knees_are_refused(scaling: Any) -> None:
     with pytest.raises(ValueError, match=r"alibi_scaling must act on slopes in vLLM, got"):
-        settings_of(bloom(alibi_scaling=scaling.to_config()), BLOOM)
+        read_settings(bloom(alibi_scaling=scaling.to_config()), BLOOM)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +72,19 @@ def test_knees_are_refused(scaling: Any) -> None:
 )
 def test_settings_without_a_kernel_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} must be left out in vLLM"):
-        settings_of(bloom(**{name: value}), BLOOM)
+        read_settings(bloom(**{name: value}), BLOOM)
     with pytest.raises(ValueError, match=f"{name} must be left out in vLLM"):
-        refuse_unapplied(transformers.LlamaConfig(**{name: value}), "LlamaForCausalLM")
+        check_no_settings(transformers.LlamaConfig(**{name: value}), "LlamaForCausalLM")
 
 
 def test_settings_that_say_nothing_are_accepted() -> None:
-    settings_of(bloom(alibi_log_n=None, alibi_window=None, alibi_sink=0), BLOOM)
+    read_settings(bloom(alibi_log_n=None, alibi_window=None, alibi_sink=0), BLOOM)
 
 
 def test_layers_must_be_there() -> None:
     config = {"alibi_type": "ntk", "factor": 4.0, "layers": [1, 3]}
     with pytest.raises(ValueError, match=r"layers of alibi_scaling must be below 3"):
-        settings_of(bloom(alibi_scaling=config), BLOOM)
+        read_settings(bloom(alibi_scaling=config), BLOOM)
 
 
 NTK = {"alibi_type": "ntk", "factor": 4.0}
@@ -116,9 +116,9 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("value", "message"), WRONG, ids=repr)
 def test_a_wrong_scaling_is_a_value_error(value: Any, message: str) -> None:
-    """A TypeError would leave vLLM's own checks as a traceback."""
+    """vLLM would show a TypeError as a traceback."""
     with pytest.raises(ValueError, match=rf"alibi_scaling.*{message}"):
-        settings_of(bloom(alibi_scaling=value), BLOOM)
+        read_settings(bloom(alibi_scaling=value), BLOOM)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_a_wrong_scaling_is_a_value_error(value: Any, message: str) -> None:
 )
 def test_misspelt_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"must be named .*, got {name}, which vLLM would ignore"):
-        settings_of(bloom(**{name: NTK}), BLOOM)
-    settings_of(bloom(**{name: None}), BLOOM)
+        read_settings(bloom(**{name: NTK}), BLOOM)
+    read_settings(bloom(**{name: None}), BLOOM)
 
 
 @pytest.mark.parametrize(
@@ -142,24 +142,24 @@ def test_misspelt_names_are_refused(name: str) -> None:
 )
 def test_other_names_that_mean_the_plugin_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"got {name}, which vLLM would ignore"):
-        settings_of(bloom(**{name: value}), BLOOM)
+        read_settings(bloom(**{name: value}), BLOOM)
 
 
 def test_what_a_saved_patch_has_is_no_misspelling() -> None:
     patched = bloom(alibi_scaling=NTK, alibi_attention="eager")
-    assert settings_of(patched, BLOOM).scaling == na.NTK(4.0)
-    settings_of(transformers.FalconConfig(alibi=True), FALCON)
+    assert read_settings(patched, BLOOM).scaling == na.NTK(4.0)
+    read_settings(transformers.FalconConfig(alibi=True), FALCON)
 
 
 def test_the_gelu_of_bloom_is_chosen() -> None:
-    assert settings_of(bloom(), BLOOM).gelu == "tanh"
-    assert settings_of(bloom(bloom_gelu="erf"), BLOOM).gelu == "erf"
+    assert read_settings(bloom(), BLOOM).gelu == "tanh"
+    assert read_settings(bloom(bloom_gelu="erf"), BLOOM).gelu == "erf"
     with pytest.raises(ValueError, match="bloom_gelu must be one of 'tanh', 'erf', got 'none'"):
-        settings_of(bloom(bloom_gelu="none"), BLOOM)
+        read_settings(bloom(bloom_gelu="none"), BLOOM)
 
 
 def test_falcon_has_no_choice_of_gelu() -> None:
     config = transformers.FalconConfig(alibi=True)
     config.bloom_gelu = "erf"
     with pytest.raises(ValueError, match="bloom_gelu must be left out for Falcon"):
-        settings_of(config, FALCON)
+        read_settings(config, FALCON)

@@ -1,4 +1,4 @@
 """vLLM: a plugin that stretches the slopes of its BLOOM and Falcon.
 
-`models` alone imports vLLM when it is imported; vLLM does that where it makes a model.
+Only the module `models` imports vLLM at its top; vLLM imports it where it makes a model.
 """

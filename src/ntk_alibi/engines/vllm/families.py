@@ -1,4 +1,4 @@
-"""The model families of the plugin: how a model's configuration gives the slopes of its layers."""
+"""The model families of the plugin, and the slopes of their layers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.scaling import Scaling, at_layer
 
 
-def slopes_of_layer(rule: ModelSlopes, scaling: Scaling | None, layer: int) -> NDArray[np.float32]:
+def layer_slopes(rule: ModelSlopes, scaling: Scaling | None, layer: int) -> NDArray[np.float32]:
     """Return the slopes of all heads of one layer, (heads,)."""
     slopes: NDArray[np.float32] = rule.slopes(at_layer(scaling, layer))
     return slopes[0, :, 0]
 
 
-def slopes_of_process(
+def process_slopes(
     slopes: NDArray[np.float32], process: int, processes: int
 ) -> NDArray[np.float32]:
     """Return the slopes of the heads that one process of tensor parallelism computes."""
@@ -36,9 +36,9 @@ class Family:
 
     Attributes:
         name: the family's name in messages; its architectures' names begin with it, capitalized.
-        uses_alibi: whether a model has ALiBi, by its configuration.
-        rule: the rule of its slopes, by its configuration.
-        corrects_gelu: whether vLLM's GELU is another one than the family's.
+        uses_alibi: a function of a configuration: whether its model has ALiBi.
+        rule: a function of a configuration: the slopes that its model was trained with.
+        corrects_gelu: whether vLLM's GELU differs from the family's.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Family:
     corrects_gelu: bool = False
 
     def has(self, architecture: str) -> bool:
-        """Return whether an architecture is one of this family, with any head."""
+        """Return whether an architecture belongs to this family, with any head."""
         return re.fullmatch(rf"{self.name.title()}(For\w+|Model)", architecture) is not None
 
 
@@ -70,6 +70,6 @@ FALCON = Family(
 FAMILIES = (BLOOM, FALCON)
 
 
-def family_of(architecture: str) -> Family | None:
+def find_family(architecture: str) -> Family | None:
     """Return the family of an architecture such as "BloomForCausalLM", or None."""
     return next((family for family in FAMILIES if family.has(architecture)), None)

@@ -1,4 +1,4 @@
-"""vLLM's BLOOM and Falcon with stretched slopes, and how a model of vLLM gets them."""
+"""vLLM's BLOOM and Falcon with stretched slopes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ntk_alibi.engines.vllm.families import (
     BLOOM,
     FALCON,
     Family,
-    slopes_of_layer,
-    slopes_of_process,
+    layer_slopes,
+    process_slopes,
 )
 from ntk_alibi.engines.vllm.settings import (
     EngineSettings,
     check_backend,
     check_whole_contexts,
-    settings_of,
+    read_settings,
 )
 
 _logger = init_logger("vllm.ntk_alibi")
@@ -34,11 +34,11 @@ _logger = init_logger("vllm.ntk_alibi")
 def stretch(model: nn.Module, vllm_config: VllmConfig, family: Family) -> EngineSettings:
     """Give the layers of a model their stretched slopes, and return its settings.
 
-    Every layer's backend is checked, whether there is a scaling or not. Slopes are written into the
-    tensor that the backend's kernels read, in place, so that they are those of this model alone.
+    Every layer's backend is checked, even without a scaling. Slopes are written in place into the
+    tensor that the backend's kernels read, so that no other model changes.
     """
     config = vllm_config.model_config.hf_config
-    settings, rule = settings_of(config, family), family.rule(config)
+    settings, rule = read_settings(config, family), family.rule(config)
     check_whole_contexts(vllm_config.parallel_config)
     place = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
@@ -51,14 +51,14 @@ def stretch(model: nn.Module, vllm_config: VllmConfig, family: Family) -> Engine
                 f"this vLLM is not what ntk-alibi's plugin expects: the backend of {name} holds no "
                 f"tensor of slopes, got {held!r}"
             )
-        plain = slopes_of_process(slopes_of_layer(rule, None, number), *place)
+        plain = process_slopes(layer_slopes(rule, None, number), *place)
         found = held.cpu().numpy()
         if found.shape != plain.shape or not np.allclose(found, plain, rtol=1e-5, atol=0.0):
             raise RuntimeError(
                 f"this vLLM is not what ntk-alibi's plugin expects: {name} has the slopes "
                 f"{found.tolist()} instead of {plain.tolist()}"
             )
-        stretched = slopes_of_process(slopes_of_layer(rule, settings.scaling, number), *place)
+        stretched = process_slopes(layer_slopes(rule, settings.scaling, number), *place)
         held.copy_(torch.from_numpy(stretched))
     _logger.info(
         "ntk_alibi: %s with %r on %d layers of this process", family.name, settings, len(layers)
@@ -67,9 +67,9 @@ def stretch(model: nn.Module, vllm_config: VllmConfig, family: Family) -> Engine
 
 
 class BloomForCausalLM(bloom.BloomForCausalLM):  # type: ignore[misc]
-    """BLOOM as vLLM computes it, but for slopes and GELU.
+    """vLLM's BLOOM with other slopes, and with the GELU that BLOOM was trained with.
 
-    BLOOM was trained with the tanh form of GELU, and vLLM computes the erf form.
+    That is the tanh form; vLLM computes the erf form.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -89,7 +89,7 @@ class BloomForCausalLM(bloom.BloomForCausalLM):  # type: ignore[misc]
 
 
 class FalconForCausalLM(falcon.FalconForCausalLM):  # type: ignore[misc]
-    """Falcon as vLLM computes it, but for slopes; one with rotary positions stays as it is."""
+    """vLLM's Falcon with other slopes; a Falcon with rotary positions stays as it is."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

@@ -6,22 +6,22 @@ import functools
 from typing import Any
 
 from ntk_alibi import _installed
-from ntk_alibi.engines.vllm.families import family_of
+from ntk_alibi.engines.vllm.families import find_family
 from ntk_alibi.engines.vllm.settings import (
     check_backend,
+    check_no_settings,
     check_whole_contexts,
-    refuse_unapplied,
-    settings_of,
+    read_settings,
 )
 
-#: Classes by architecture. They are named, not imported: a process that is to fork
-#: must not have initialized CUDA.
+#: The class of each architecture, by name: importing it here would initialize CUDA, and a process
+#: that has done so cannot fork.
 MODELS = {
     "BloomForCausalLM": "models:BloomForCausalLM",
     "FalconForCausalLM": "models:FalconForCausalLM",
 }
 
-#: The method of vLLM's VllmConfig that looks at a model's configuration before anything is loaded.
+#: The method of vLLM's VllmConfig that checks a model's configuration before anything is loaded.
 _METHOD = "try_verify_and_update_config"
 
 
@@ -29,7 +29,7 @@ def register() -> None:
     """Register the model classes, and check configurations when an engine starts.
 
     Raises:
-        RuntimeError: this vLLM checks its configuration in another way.
+        RuntimeError: this version of vLLM checks its configuration in another way.
     """
     with _installed.needed_by("ntk_alibi.engines.vllm"):
         from vllm import ModelRegistry
@@ -37,11 +37,11 @@ def register() -> None:
 
     for architecture, name in MODELS.items():
         ModelRegistry.register_model(architecture, f"ntk_alibi.engines.vllm.{name}")
-    _check_first(VllmConfig)
+    _check_before_vllm(VllmConfig)
 
 
-def _check_first(config_class: Any) -> None:
-    """Let vLLM's configuration check ours before its own."""
+def _check_before_vllm(config_class: Any) -> None:
+    """Make vLLM check our settings before its own."""
     stock = getattr(config_class, _METHOD, None)
     if stock is None:
         raise RuntimeError(
@@ -53,31 +53,31 @@ def _check_first(config_class: Any) -> None:
 
     @functools.wraps(stock)
     def checked(self: Any) -> Any:
-        verify(self)
+        check_configuration(self)
         return stock(self)
 
     setattr(config_class, _METHOD, checked)
 
 
-def verify(vllm_config: Any) -> None:
-    """Refuse what the plugin could not honour, before anything is loaded.
+def check_configuration(vllm_config: Any) -> None:
+    """Refuse settings that the plugin cannot apply, before anything is loaded.
 
     Args:
-        vllm_config: vLLM's VllmConfig. The choice of BLOOM's GELU is written into its model's
-            configuration, whose hash names vLLM's stored compilations; one without the plugin has
-            another GELU.
+        vllm_config: vLLM's VllmConfig. The choice of BLOOM's GELU is written into the model's
+            configuration, because vLLM names its stored compilations by a hash of it, and without
+            the plugin it compiles another GELU.
 
     Raises:
-        ValueError: a setting is wrong, or one that vLLM cannot compute with.
+        ValueError: a setting is wrong, or vLLM cannot compute with it.
     """
     model = vllm_config.model_config
     if model is None or model.architecture is None:
         return
-    family, config = family_of(model.architecture), model.hf_config
+    family, config = find_family(model.architecture), model.hf_config
     if family is None or not family.uses_alibi(config):
-        refuse_unapplied(config, model.architecture)
+        check_no_settings(config, model.architecture)
         return
-    settings = settings_of(config, family)
+    settings = read_settings(config, family)
     attention = getattr(vllm_config, "attention_config", None)
     per_kind = getattr(attention, "backend_per_kind", None) or {}
     for chosen in (getattr(attention, "backend", None), *per_kind.values()):

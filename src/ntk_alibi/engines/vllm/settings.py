@@ -1,4 +1,4 @@
-"""What a model's configuration, `--hf-overrides` and vLLM's own settings may say to the plugin."""
+"""The plugin's settings, from a model's configuration, `--hf-overrides` and vLLM's settings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ntk_alibi.engines.vllm.families import Family
 from ntk_alibi.methods import find_misspelled_settings
 from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, split_knee
 
-#: Settings of attn_implementation="ntk_alibi" that vLLM's kernels have nothing for.
+#: Settings of attn_implementation="ntk_alibi" that vLLM's kernels do not support.
 _WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_log_n")
 
-#: The settings that this plugin has, and those of the patch that change nothing in vLLM: which code
-#: computes attention.
+#: The plugin's settings, and all settings that are no misspellings: alibi_attention chooses the
+#: code that computes attention in transformers, and has no effect in vLLM.
 _READ = ("alibi_scaling", "bloom_gelu")
 _KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention")
 
-#: Other names that people give these settings.
+#: Wrong names that people use for these settings.
 _MISPLACED = ("ntk_alibi", "scaling")
 
-#: Backends whose kernels read the slopes of a layer, by vLLM's names. Others refuse slopes
-#: themselves, or take them and never read them, such as FLASHINFER and TURBOQUANT.
+#: Backends whose kernels read a layer's slopes, by vLLM's names. Other backends refuse slopes, or
+#: accept and ignore them, such as FLASHINFER and TURBOQUANT.
 BACKENDS = (
     "CPU_ATTN",
     "FLASH_ATTN",
@@ -42,20 +42,20 @@ class EngineSettings:
 
     Attributes:
         scaling: a static scaling of slopes, or None.
-        gelu: BLOOM's activation: "tanh", its own, or "erf", vLLM's.
+        gelu: BLOOM's activation: "tanh", with which it was trained, or "erf" as in vLLM.
     """
 
     scaling: Scaling | None
     gelu: Literal["tanh", "erf"] = "tanh"
 
 
-def settings_of(config: Any, family: Family) -> EngineSettings:
-    """Return the settings of a model, by its configuration.
+def read_settings(config: Any, family: Family) -> EngineSettings:
+    """Return the settings in a model's configuration.
 
     Raises:
-        ValueError: a setting is wrong, or one that vLLM cannot compute with.
+        ValueError: a setting is wrong, or vLLM cannot compute with it.
     """
-    # Names that are almost those of settings, which vLLM would ignore.
+    # vLLM would ignore misspelled settings.
     given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
     if str(getattr(config, "attn_implementation", None)).replace("-", "_") == "ntk_alibi":
         given.append("attn_implementation")
@@ -64,8 +64,8 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
             f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"
         )
-    refuse_without_kernel(config)
-    scaling = scaling_of(config)
+    check_supported(config)
+    scaling = read_scaling(config)
     if split_knee(scaling)[1] is not None:
         raise ValueError(
             f"alibi_scaling must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
@@ -96,11 +96,11 @@ def settings_of(config: Any, family: Family) -> EngineSettings:
     return EngineSettings(scaling, gelu)
 
 
-def scaling_of(config: Any) -> Scaling | None:
-    """Return the scaling of `alibi_scaling` in a configuration; None if there is none.
+def read_scaling(config: Any) -> Scaling | None:
+    """Return the scaling of `alibi_scaling` in a configuration, or None.
 
     Raises:
-        ValueError: it is no dict of a scaling; vLLM makes other errors unreadable.
+        ValueError: it is not the dict of a scaling. vLLM shows no other class of error legibly.
     """
     given = getattr(config, "alibi_scaling", None)
     if given is None:
@@ -111,8 +111,8 @@ def scaling_of(config: Any) -> Scaling | None:
         raise ValueError(f"alibi_scaling of the model's configuration is wrong: {error}") from None
 
 
-def refuse_without_kernel(config: Any) -> None:
-    """Refuse the settings that vLLM's kernels could not follow."""
+def check_supported(config: Any) -> None:
+    """Refuse settings that vLLM's kernels do not support."""
     for name in _WITHOUT_KERNEL:
         given = getattr(config, name, None)
         if given not in (None, 0):
@@ -122,14 +122,14 @@ def refuse_without_kernel(config: Any) -> None:
             )
 
 
-def refuse_unapplied(config: Any, architecture: str) -> None:
-    """Refuse settings for a model that the plugin does not make.
+def check_no_settings(config: Any, architecture: str) -> None:
+    """Refuse settings for a model that the plugin does not change.
 
     Raises:
         ValueError: the configuration has a setting of the plugin.
     """
-    refuse_without_kernel(config)
-    scaling = scaling_of(config)
+    check_supported(config)
+    scaling = read_scaling(config)
     if scaling is not None:
         raise ValueError(
             f"alibi_scaling must be left out for {architecture} without ALiBi of a known family "
@@ -149,7 +149,7 @@ def check_backend(name: str) -> None:
 
 
 def check_whole_contexts(parallel: Any) -> None:
-    """Refuse contexts that are split over processes, whose slopes see distances within a part."""
+    """Refuse contexts that are split over processes, where slopes get wrong distances."""
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         size = getattr(parallel, name, 1)
         if size != 1:

@@ -18,7 +18,7 @@ ENDLESS = 2**40
 
 
 def main() -> int:
-    """Run what the command line says; return 1 if anything was wrong."""
+    """Run the command line; return 1 if anything was wrong."""
     options = _parser().parse_args()
     if options.minutes is None and options.cases is None:
         return _again(options)

@@ -185,9 +185,9 @@ class Bounds:
     def _rotation_errors(self) -> Floats:
         call, pairs = self.call, self.call.places.pairs
         at = (np.abs(pairs.queries)[:, :, None] + pairs.keys[:, None, :])[:, None]
-        relative = self.unit * (13 + 70 * call.fades) + 2.0**-52 * at
+        relative = self.unit * (13 + 70 * call.decays) + 2.0**-52 * at
         errors: Floats = relative * call.products.sizes
-        if call.fades:
+        if call.decays:
             query, key, _ = call.exact
             plain = np.abs(query).sum(-1)[..., None] * np.abs(key).sum(-1)[:, :, None, :]
             errors = errors + np.exp(-68.0) * np.abs(call.factor) * plain

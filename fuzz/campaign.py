@@ -1,4 +1,4 @@
-"""Many cases on every instruction set, in processes that may die."""
+"""Running many cases on every instruction set, in processes that may crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Results:
     wrong: Counter[str] = field(default_factory=Counter)
 
     def add(self, message: dict[str, Any]) -> None:
-        """Add what a worker says."""
+        """Add a worker's counts and reports."""
         self.counts.update(message.get("counts", {}))
         if "report" in message:
             self.report(message["kind"], message["report"])
@@ -48,14 +48,14 @@ class Results:
 
 @dataclass(frozen=True)
 class Campaign:
-    """A number of cases, or as many as a time allows.
+    """A campaign of a number of cases, or of as many as a time allows.
 
     Attributes:
         seed: the first seed; cases have this one and those after it.
         kinds: the kinds to draw from.
-        seconds: for all of it.
-        cases: at most so many.
-        jobs: processes at a time.
+        seconds: the time for all cases.
+        cases: the largest number of cases.
+        jobs: the number of processes at a time.
     """
 
     seed: int
@@ -65,7 +65,7 @@ class Campaign:
     jobs: int
 
     def run(self) -> Results:
-        """Run it, a share of the time and of the cases on each instruction set."""
+        """Run the campaign, with a share of time and cases on each instruction set."""
         isas = na.info()["isas"] * math.ceil(self.jobs / len(na.info()["isas"]))
         results = Results()
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(self.jobs) as pool:
@@ -89,7 +89,7 @@ class _Share:
     results: Results
 
     def run(self) -> None:
-        """Run workers one after another: each that dies is followed by one that goes on."""
+        """Run workers one after another; after a crash the next worker continues."""
         seconds = self.campaign.seconds * self.campaign.jobs / self.of
         deadline = time.monotonic() + seconds
         seed = self.campaign.seed + self.index

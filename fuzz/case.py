@@ -1,4 +1,4 @@
-"""One case: its name, and what came of it."""
+"""One case: its name and its result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 def drawn_case(seed: int, kinds: list[str]) -> Case:
-    """Return the case of a seed, of one of some kinds by their weights, equal ones if all are 0."""
+    """Return the case of a seed, with a kind drawn by weight; if all are 0, equally."""
     weights = {kind: KINDS[kind][0] for kind in kinds}
     if not any(weights.values()):
         weights = dict.fromkeys(kinds, 1.0)

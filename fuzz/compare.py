@@ -21,7 +21,7 @@ def compare(
     """Check dtype, shape and values of a result.
 
     Raises:
-        WrongError: one of them is wrong; the message names the worst number.
+        WrongError: one of them is wrong; the message names the worst value.
     """
     if dtype_of(result) != dtype or tuple(result.shape) != expected.exact.shape:
         raise WrongError(

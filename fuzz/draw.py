@@ -1,4 +1,4 @@
-"""Random choices of one case, all from its kind and seed."""
+"""Random choices for one case, from its kind and seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 class Draw:
-    """The source of random choices: equal for equal kinds and seeds, on every machine.
+    """The source of random choices: the same for a kind and a seed on every machine.
 
     Attributes:
         values: the source of arrays.
@@ -39,7 +39,7 @@ class Draw:
         return self._random.uniform(least, most)
 
     def power(self, least: float, most: float, base: float = 10.0) -> float:
-        """Return a power of base, whose exponent lies between two values."""
+        """Return a power of base with an exponent between two values."""
         return float(base ** self._random.uniform(least, most))
 
     def one_of(self, choices: Sequence[T]) -> T:
@@ -47,7 +47,7 @@ class Draw:
         return self._random.choice(choices)
 
     def weighted(self, choices: Mapping[T, float]) -> T:
-        """Return one of some choices, by their weights."""
+        """Return one of some choices, drawn by weight."""
         return self._random.choices(list(choices), list(choices.values()))[0]
 
     def normal(self, *shape: int) -> Floats:

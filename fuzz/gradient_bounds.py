@@ -125,7 +125,7 @@ class GradientBounds:
     def _faded(self, others: Floats, *, of_keys: bool = False) -> Floats | float:
         """Return what factors of XPOS that are left out would add to a gradient."""
         call = self.bounds.call
-        if not call.fades:
+        if not call.decays:
             return 0.0
         sizes = np.abs(call.factor) * np.abs(self.of_scores)
         sizes = sizes.swapaxes(-1, -2) if of_keys else sizes

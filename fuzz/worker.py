@@ -1,4 +1,4 @@
-"""A process that runs cases, and writes down before each which one: if it dies, that one did it."""
+"""A process that runs cases and writes the name of each before, so a crash has a name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Let warnings be errors, and every call use one thread unless its case says two."""
+    """Turn warnings into errors; use one thread, unless a case uses two."""
     warnings.simplefilter("error")
     na.set_num_threads(1)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""One drawn bias: what the call gets, the oracle's values, and the parameters to differentiate."""
+"""A drawn bias: the argument, the oracle's values and the parameters to differentiate."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class DrawnBias:
     Attributes:
         passed: the argument of `attention`.
         values: the bias of all pairs, broadcastable to (batch, heads, Q, K); -inf hides.
-        parameters: those that require grad.
-        error: a bound of its own errors besides roundings relative to it.
+        parameters: the parameters that require grad.
+        error: a bound of its errors beside roundings relative to it.
     """
 
     passed: Any
@@ -81,7 +81,7 @@ class Scene(NamedTuple):
         return (exact.tolist() if draw.chance(0.2) else stored), exact
 
     def per_head(self, least: float, most: float) -> tuple[Any, Floats]:
-        """Draw one positive number for each head, between two powers of ten."""
+        """Draw a positive value per head between two powers of ten."""
         exponents = self.draw.generator.uniform(least, most, self.sizes.heads)
         return self.parameter(10.0**exponents)
 
@@ -96,7 +96,7 @@ def column(array: Floats) -> Floats:
 
 
 def over_heads(partial: Floats) -> Gather:
-    """Return the gather of a parameter with one number for each head."""
+    """Return the gather of a parameter with one value per head."""
 
     def gather(of_scores: Floats, sizes: bool) -> Floats:
         derivative = np.abs(partial) if sizes else partial

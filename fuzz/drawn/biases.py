@@ -16,7 +16,7 @@ MOST_DISTANCES = 4000
 ANYWHERE: dict[str, tuple[float, Callable[[Scene], DrawnBias]]] = {
     "none": (1, other_biases.no_bias),
     "dense": (2, other_biases.dense),
-    "a stranger's": (0.5, other_biases.strange),
+    "a user's": (0.5, other_biases.foreign),
     "ALiBi": (4, linear_biases.standard),
     "ALiBi(slopes)": (2, linear_biases.own_slopes),
     "ALiBi(two_slopes)": (2, linear_biases.two_slopes),
@@ -40,7 +40,7 @@ def drawn_bias(scene: Scene) -> tuple[str, DrawnBias]:
     if scene.places.span <= MOST_DISTANCES:
         fitting |= OVER_DISTANCE
     sizes, places = scene.sizes, scene.places
-    if places.rule.causal and not places.placed and sizes.queries <= sizes.keys:
+    if places.rule.causal and not places.explicit and sizes.queries <= sizes.keys:
         fitting |= FORGET_GATES
     name = scene.draw.weighted({name: weight for name, (weight, _) in fitting.items()})
     return name, fitting[name][1](scene)

@@ -80,7 +80,7 @@ class Call:
 
     @property
     def group(self) -> int:
-        """Query heads to a head of keys."""
+        """The number of query heads per key head."""
         return self.sizes.heads // self.sizes.kv_heads
 
     @property
@@ -99,8 +99,8 @@ class Call:
         return factor
 
     @property
-    def fades(self) -> bool:
-        """True if the call has XPOS, whose factors fall with the distance."""
+    def decays(self) -> bool:
+        """Whether the call has XPOS, whose factors fall with the distance."""
         return self.rotation is not None and self.rotation.scale_base is not None
 
     @cached_property
@@ -114,12 +114,12 @@ class Call:
 
     @cached_property
     def dropped(self) -> Floats | float:
-        """What dropout multiplies the weights by."""
+        """The factors of weights by dropout."""
         share = self.options.get("dropout", 0.0)
         return factors(self.sizes.pairs, share, self.options["seed"]) if share else 1.0
 
     def attend(self, **more: Any) -> Any:
-        """Run the call, with more options; NumPy warns of what it would keep silent about here."""
+        """Run the call with more options and NumPy's usual warnings."""
         with np.errstate(divide="warn", over="warn", invalid="warn"):
             return na.attention(*self.arrays, self.bias.passed, **{**self.options, **more})
 
@@ -131,7 +131,7 @@ class Call:
 
 
 def _short(value: Any) -> Any:
-    """Return what stands for a value in a report."""
+    """Return a short form of a value for a report."""
     if hasattr(value, "dtype") and np.prod(value.shape) > 40:
         return f"<{value.dtype} {tuple(value.shape)}>"
     return value

@@ -52,7 +52,7 @@ def _look_up(table: Floats, index: NDArray[np.int64]) -> Floats:
 
 
 def table(scene: Scene) -> DrawnBias:
-    """Draw a table that covers all distances, or those behind the queries."""
+    """Draw a table that covers all distances, or distances behind the queries only."""
     draw, d = scene.draw, scene.places.pairs.distance
     least, most = (int(d.min()), int(d.max())) if d.size else (0, 0)
     begin = min(least - draw.one_of((0, 0, 3)), -1)
@@ -74,7 +74,7 @@ def table(scene: Scene) -> DrawnBias:
 
 
 def function(scene: Scene) -> DrawnBias:
-    """Draw a stranger's function of distance: -a sqrt |d|, a in front of every head."""
+    """Draw a user's function of distance: -a sqrt |d|, with a per head."""
     strength, array = scene.per_head(-2, 0.5)
     bias = na.DistanceFunction(_root(strength), scene.sizes.heads)
     partial = -np.sqrt(np.abs(scene.distance))

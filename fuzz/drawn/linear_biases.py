@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 class Halved:
-    """A stranger's scaling: every slope halved."""
+    """A user's scaling, which halves every slope."""
 
     def scale_exponents(self, exponents: Floats, lengths: Any = None) -> Floats:
         """Return exponents one greater."""
@@ -63,13 +63,13 @@ def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
 
 
 def _lengths(scene: Scene, per: str) -> Any:
-    """Return the real keys of rows, or the tokens up to queries: none where only padding stands.
+    """Count real keys of rows, or tokens up to queries without positions that only padding has.
 
-    Of packed texts, both are for each query.
+    With packed segments, both are per query.
     """
     pairs, sizes = scene.places.pairs, scene.sizes
     real: Any = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
-    if pairs.texts is not None:
+    if pairs.segment_ids is not None:
         return _lengths_of_texts(scene, real, per)
     if per == "sequence":
         return real.sum(axis=1)
@@ -85,7 +85,7 @@ def _lengths(scene: Scene, per: str) -> Any:
 
 def _lengths_of_texts(scene: Scene, real: NDArray[np.bool_], per: str) -> NDArray[np.int64]:
     pairs = scene.places.pairs
-    alike, real = pairs.alike[:, 0], real[:, None]
+    alike, real = pairs.same_segment[:, 0], real[:, None]
     if per == "sequence":
         counts: NDArray[np.int64] = (alike & real).sum(axis=2)
         return counts
@@ -147,7 +147,7 @@ def with_knee(scene: Scene) -> DrawnBias:
 
 
 def standard(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
-    """ALiBi with its own slopes and a scaling."""
+    """ALiBi with standard slopes and a scaling."""
     scaling, for_heads = scaling_and_slopes(scene) if knee is None else (knee, _plain)
     heads, sides, exempt = scene.sizes.heads, _sides(scene), _drawn_exempt(scene)
     counts = (heads - heads // 2, heads // 2) if sides == "halves" else (heads,)

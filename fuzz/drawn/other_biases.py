@@ -52,7 +52,7 @@ def dense(scene: Scene) -> DrawnBias:
 
 
 def _summed(shape: tuple[int, ...]) -> Gather:
-    """Return the gather of dense values, whose derivative is 1."""
+    """Return the gather of a dense bias, whose derivative is 1."""
 
     def gather(of_scores: Floats, sizes: bool) -> Floats:
         del sizes
@@ -97,7 +97,7 @@ def _prefix_sums(shape: tuple[int, ...], real: NDArray[np.bool_] | None) -> Gath
 
 
 class PerKey(BiasObject):
-    """A stranger's bias: one number for each head and key."""
+    """A user's bias: one value per head and key."""
 
     def __init__(self, values: Any) -> None:
         self.define(values=values, num_heads=values.shape[0], sides="symmetric")
@@ -108,8 +108,8 @@ class PerKey(BiasObject):
         return KernelBias(dense=self.values[None, :, None])  # type: ignore[attr-defined]
 
 
-def strange(scene: Scene) -> DrawnBias:
-    """Draw a stranger's bias."""
+def foreign(scene: Scene) -> DrawnBias:
+    """Draw a user's bias."""
     array = scene.draw.normal(scene.sizes.heads, scene.sizes.keys).astype(np.float32)
     passed: Any = tensor(array) if scene.form.tensors else array
     if scene.learned:

@@ -25,12 +25,12 @@ class Places:
     Attributes:
         options: keyword arguments of the call.
         pairs: the oracle's view.
-        placed: whether queries are others than the last keys.
+        explicit: whether queries may be elsewhere than at the last keys.
     """
 
     options: dict[str, Any]
     pairs: Pairs
-    placed: bool
+    explicit: bool
 
     @property
     def rule(self) -> MaskRule:
@@ -39,7 +39,7 @@ class Places:
 
     @property
     def span(self) -> int:
-        """The number of distances between the least and the greatest one."""
+        """The number of distances from the smallest to the largest."""
         d = self.pairs.distance
         return int(np.ptp(d)) + 1 if d.size else 1
 
@@ -47,7 +47,7 @@ class Places:
 def drawn_places(
     draw: Draw, sizes: Sizes, form: Format, *, causal: bool | None = None, far: bool = False
 ) -> Places:
-    """Draw mask options, padding and positions; far positions lie up to 2^31."""
+    """Draw mask options, padding and positions; far positions are up to 2^31."""
     rule = _rule(draw, sizes, draw.chance(0.65) if causal is None else causal)
     options: dict[str, Any] = {k: v for k, v in vars(rule).items() if v != vars(MaskRule())[k]}
     real = None
@@ -57,24 +57,24 @@ def drawn_places(
     if not far and draw.chance(0.2):
         return _packed(draw, sizes, form, rule, real, options)
     queries, keys = _default(sizes)
-    placed = False
+    explicit = False
     if draw.chance(0.3) or far:
         keys = _positions(draw, sizes.batch, sizes.keys, real, far=far)
         options["key_positions"] = _argument(draw, form, keys)
         if sizes.queries > sizes.keys or draw.chance(0.5):
-            placed = True
+            explicit = True
         else:
             queries = keys[:, sizes.keys - sizes.queries :]
     elif draw.chance(0.1):
         options["align"] = "start"
         queries = np.arange(sizes.queries)[None]
-        placed = True
+        explicit = True
     elif draw.chance(0.15):
-        placed = True
-    if placed and "align" not in options:
+        explicit = True
+    if explicit and "align" not in options:
         queries = _positions(draw, sizes.batch, sizes.queries, None, far=far)
         options["query_positions"] = _argument(draw, form, queries)
-    return Places(options, Pairs(queries, keys, real, rule), placed)
+    return Places(options, Pairs(queries, keys, real, rule), explicit)
 
 
 def _packed(
@@ -85,15 +85,15 @@ def _packed(
     real: NDArray[np.bool_] | None,
     options: dict[str, Any],
 ) -> Places:
-    """Draw texts of keys, and of queries in other columns at times, and their positions."""
+    """Draw packed segments of keys and queries, sometimes in other columns, and positions."""
     batch, _, queries, keys = sizes.pairs
     rows = batch if draw.chance(0.5) else 1
     values = [draw.generator.permutation(40) for _ in range(rows)]
     of_keys = np.array([_texts(draw, row, keys) for row in values])
     options["segment_ids"] = _argument(draw, form, of_keys)
-    placed = queries > keys or draw.chance(0.25)
+    explicit = queries > keys or draw.chance(0.25)
     of_queries = of_keys[:, keys - queries :]
-    if placed:
+    if explicit:
         of_queries = np.array(
             [_texts(draw, draw.generator.permutation(x), queries) for x in values]
         )
@@ -115,10 +115,10 @@ def _packed(
         last = np.arange(others.sum() - own.sum(), others.sum())
         at_queries[row, own] = last if counts is at_keys or few else at_keys[row, others][last]
     if (few and counts is not at_keys) or draw.chance(0.1):
-        placed = True
+        explicit = True
         at_queries = _positions(draw, batch, queries, None, far=False)
         options["query_positions"] = _argument(draw, form, at_queries)
-    return Places(options, Pairs(at_queries, at_keys, real, rule, (of_queries, of_keys)), placed)
+    return Places(options, Pairs(at_queries, at_keys, real, rule, (of_queries, of_keys)), explicit)
 
 
 def _texts(draw: Draw, values: NDArray[np.int64], length: int) -> NDArray[np.int64]:

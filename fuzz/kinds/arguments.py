@@ -28,7 +28,7 @@ def bad_argument(draw: Draw) -> None:
 
 
 def any_argument(draw: Draw) -> None:
-    """Pass anything at all: it is taken, or refused in the same way."""
+    """Pass any value: it is accepted, or refused in the same way."""
     function = draw.one_of(FUNCTIONS)
     argument = draw.one_of(list(function.wrong))
     _call(draw, function, argument, draw.one_of(VALUES))

@@ -33,7 +33,7 @@ def tensor(draw: Draw) -> None:
     lengths = draw.integers(0, sizes.keys, sizes.batch) if draw.chance(0.5) else None
     real = None if lengths is None else columns >= sizes.keys - lengths[:, None]
     pairs = Pairs(queries, columns, real, MaskRule(causal=draw.chance(0.7)))
-    scene = Scene(draw, sizes, Places({}, pairs, placed=False), form, learned=False)
+    scene = Scene(draw, sizes, Places({}, pairs, explicit=False), form, learned=False)
     _, bias = drawn_bias(scene)
     if not hasattr(bias.passed, "tensor"):
         return
@@ -61,7 +61,7 @@ def key_bias(draw: Draw) -> None:
     real = draw.generator.random((batch, keys)) < draw.one_of((0.0, 0.7, 1.0, 1.0))
     sizes = Sizes(batch, draw.integer(1, 24), 1, 1, keys, 1)
     pairs = Pairs(np.zeros((1, 1), np.int64), np.zeros((1, keys), np.int64), real)
-    scene = Scene(draw, sizes, Places({}, pairs, placed=False), form, learned=False)
+    scene = Scene(draw, sizes, Places({}, pairs, explicit=False), form, learned=False)
     scaling, for_heads = scaling_and_slopes(scene)
     if getattr(scaling, "per", None) == "query":
         return

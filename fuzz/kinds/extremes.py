@@ -1,4 +1,4 @@
-"""Ranges at the ends of float32 and of positions: a right answer, or a refusal that says why."""
+"""The ends of float32's range and of positions: a right result, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _inputs(draw: Draw, call: Call, what: str) -> dict[str, Any]:
 
 
 def _bias(draw: Draw, call: Call) -> dict[str, Any]:
-    """Draw a bias of huge values."""
+    """Draw a bias with huge values."""
     heads, (batch, _, queries, keys) = call.sizes.heads, call.sizes.pairs
     size = draw.power(20, 38.53) * draw.one_of((-1.0, -1.0, 1.0))
     if draw.chance(0.5):

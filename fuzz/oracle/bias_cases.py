@@ -1,6 +1,6 @@
-"""Cases of biases with values for each head: how to draw them, their formulas, what they refuse.
+"""Cases of biases with parameters per head: their draws, formulas and wrong arguments.
 
-A case stands by the name of its class. The fuzzer, its oracle and the tests of conformance in
+The key of a case is the name of its class. The fuzzer, its oracle and the tests of conformance in
 `tests/biases` are made from it. Formulas are written anew from the papers, for torch in float64,
 whose autograd gives the derivatives.
 """
@@ -29,7 +29,7 @@ FOUR = ones(HEADS)
 
 @dataclass(frozen=True)
 class BiasCase:
-    """A bias that is a function of distance with values for each head.
+    """A bias that is a function of distance with parameters per head.
 
     Attributes:
         formula: of the distance and the parameters, tensors that broadcast, in the order of the
@@ -72,7 +72,7 @@ class BiasCase:
 
 
 def powers(draw: Draw, heads: int, least: float, most: float) -> Floats:
-    """Draw one positive number for each head, between two powers of ten."""
+    """Draw a positive value per head between two powers of ten."""
     array: Floats = 10.0 ** draw.generator.uniform(least, most, heads)
     return array
 

@@ -1,7 +1,7 @@
 """Biases of all pairs, and their derivatives in the parameters.
 
 d is the distance i - j, (1 or batch, 1, Q, K); parameters are (heads, 1, 1). `bias_cases` has the
-biases with values for each head.
+biases with parameters per head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def linear(
 ) -> tuple[Floats, Partials]:
     """Return -left r behind and -right r ahead; slopes (..., heads, 1 or Q, 1), inf hides.
 
-    r is the distance, of which what is beyond a knee's start is divided by its factor.
+    r is the distance; its part beyond a knee's start is divided by the knee's factor.
     """
     start, factor = knee
     r = np.minimum(np.abs(d), start) + np.maximum(np.abs(d) - start, 0.0) / factor

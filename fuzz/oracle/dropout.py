@@ -26,7 +26,7 @@ def random_words(counter: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
 
 
 def factors(shape: tuple[int, int, int, int], share: float, seed: int) -> Floats:
-    """Return what the weights (batch, heads, Q, K) are multiplied by."""
+    """Return the factors of weights (batch, heads, Q, K)."""
     batch, heads, queries, keys = shape
     groups = -(-keys // 8)
     places = np.indices((batch, heads, queries, groups), np.int64)

@@ -28,21 +28,21 @@ class Pairs:
         keys: positions (1 or batch, K), int64.
         real: (batch, K), False for padding, or None.
         rule: the mask options.
-        texts: segment ids of queries (batch, Q) and keys (batch, K), or None if nothing is packed.
+        segment_ids: of queries (batch, Q) and keys (batch, K), or None if nothing is packed.
     """
 
     queries: NDArray[np.int64]
     keys: NDArray[np.int64]
     real: NDArray[np.bool_] | None = None
     rule: MaskRule = MaskRule()
-    texts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    segment_ids: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     @property
-    def alike(self) -> NDArray[np.bool_]:
-        """Whether query and key are of one text, (1 or batch, 1, Q, K)."""
-        if self.texts is None:
+    def same_segment(self) -> NDArray[np.bool_]:
+        """Whether query and key are in one packed segment, (1 or batch, 1, Q, K)."""
+        if self.segment_ids is None:
             return np.ones((1, 1, self.queries.shape[1], self.keys.shape[1]), np.bool_)
-        queries, keys = self.texts
+        queries, keys = self.segment_ids
         alike: NDArray[np.bool_] = (queries[:, :, None] == keys[:, None])[:, None]
         return alike
 
@@ -67,7 +67,7 @@ class Pairs:
             seen &= d >= 0
         if rule.window is not None:
             seen &= d > -rule.window
-        return seen & self.alike
+        return seen & self.same_segment
 
     @cached_property
     def seen(self) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """Products of queries and keys, plain and rotated, with their sizes and gradients.
 
-Sizes are sums of magnitudes: what rounding errors of the products are relative to. Queries and keys
-are (batch, heads, length, D), keys repeated for all query heads; factor is (..., Q or 1, 1).
+Sizes are sums of magnitudes, to which rounding errors of the products are relative. Queries and
+keys are (batch, heads, length, D), keys repeated for all query heads; factor is (..., Q or 1, 1).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Rotation:
-    """RoPE or XPOS: pair m turns by theta_m a token and fades by zeta_m^(1 / scale_base).
+    """RoPE or XPOS: pair m turns by theta_m a token and decays by zeta_m^(1 / scale_base).
 
     Attributes:
         base: of the frequencies base^(-2m/R).

@@ -1,7 +1,8 @@
-"""Cases of scalings: the weights of the heads, options to draw, and what they refuse.
+"""Cases of scalings: weights of heads, options to draw and wrong arguments.
 
-A case stands by the name of its class. The fuzzer and `tests/scaling/test_conformance.py` are made
-from it. Weights are written anew from docs/formulas.md.
+The key of a case is the name of its class. The fuzzer and
+`tests/scaling/test_conformance.py` are made from it. Weights are written anew from
+docs/formulas.md.
 """
 
 from __future__ import annotations

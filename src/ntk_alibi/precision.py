@@ -62,6 +62,8 @@ def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
         >>> import ntk_alibi as na
         >>> na.precision.rounded([255, 257, 8191], "bfloat16")
         array([ 255.,  256., 8192.])
+
+    Source: IEEE 754, roundTiesToEven.
     """
     return _rounded(np.asarray(numbers, np.float64), _name(dtype))  # codespell:ignore
 
@@ -234,6 +236,8 @@ def softmax_error(
         ...     print(form, "wrong" if error[0] > 0.1 else "fine")
         absolute wrong
         relative fine
+
+    Source: this package.
     """
     query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
     for name, array in (("query", query), ("key", key)):

@@ -161,19 +161,10 @@ def alibi_slopes(
     if scaling_per(scaling) is not None and lengths is not None:
         checked = checked_lengths(lengths, ndim=(1, 2) if scaling_per(scaling) == "query" else (1,))
         if scaling_per(scaling) == "query" and checked.ndim == 1:
-            checked = prefix_lengths(checked, int(checked.max(initial=0)))
+            queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
+            checked = np.maximum(checked[:, None] - queries_after, 0)
     exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
     return _arrays.to_framework_of(scaled_slopes(exponents, scaling, checked), lengths)
-
-
-def prefix_lengths(lengths: NDArray[np.int64], query_length: int) -> NDArray[np.int64]:
-    """Return the prefix length of each query, the query included, (batch, queries).
-
-    The last query is the last token of each row.
-    """
-    behind = np.arange(query_length - 1, -1, -1)
-    prefixes: NDArray[np.int64] = np.maximum(lengths[:, None] - behind, 0)
-    return prefixes
 
 
 def scaled_slopes(

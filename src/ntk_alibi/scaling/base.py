@@ -37,6 +37,8 @@ class Scaling(Protocol):
         ...         return exponents + 1.0
         >>> na.alibi_slopes(2, Halved()) * 2 == na.alibi_slopes(2)
         array([ True,  True])
+
+    Source: this package (docs/formulas.md).
     """
 
     def scale_exponents(

@@ -1,15 +1,15 @@
-"""Programs of a checkout that trained the nano models and made the studies of docs/; not in wheels.
+"""Programs that trained the nano models and made the studies in docs/; wheels leave them out.
 
-`python -m studies.nano_bloom` trains, `.schemes` compares position schemes, `.stretchings` compares
-stretchings on models that nothing was tuned on, and `.encoder` stretches encoders. They may use
-anything; the package never imports them.
+`python -m studies.nano_bloom` trains the nano BLOOM, `.schemes` compares position schemes,
+`.stretchings` compares methods on models on which nothing was tuned, and `.encoder` stretches
+encoders. The package never imports them.
 """
 
 from importlib import import_module
 
 
 def start(name: str) -> None:
-    """Run the program of a study; an error of the user's, or a missing package, is one sentence."""
+    """Run the program of a study; a user's error or a missing package is reported in a sentence."""
     from ntk_alibi.cli import errors
 
     with errors.sentences(f"python -m studies.{name}"):

@@ -1,4 +1,4 @@
-"""What all studies do: their options, work in processes of one thread, and a document's tables."""
+"""What all studies share: options, processes of one thread each, and tables of a document."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def study_parser(
     Args:
         prog: the command.
         description: a sentence about the study.
-        output: the folder of the study by default.
-        seeds: the seeds of its trainings by default, which get the option --seeds.
+        output: the default folder of the study.
+        seeds: the default seeds of its trainings, for the option --seeds.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     if seeds:
@@ -64,7 +64,7 @@ def study_parser(
 
 
 def check_options(options: argparse.Namespace, sections: Iterable[str]) -> None:
-    """Check the options of all studies before hours of work, and make their folders.
+    """Check the options of a study before hours of work, and make its folders.
 
     Args:
         options: from a parser of `study_parser`.
@@ -84,15 +84,15 @@ def check_options(options: argparse.Namespace, sections: Iterable[str]) -> None:
 def print_each(
     work: Callable[[Item], Sequence[str]], items: Sequence[Item], processes: int
 ) -> None:
-    """Print the lines that work(item) returns for each item, as soon as it has finished."""
-    for lines in each_in_a_process(work, items, processes):
+    """Print the lines that work(item) returns for each item, as soon as they are there."""
+    for lines in run_in_processes(work, items, processes):
         print(*lines, sep="\n", flush=True)
 
 
 def report(
     tables: Mapping[str, str],
     options: argparse.Namespace,
-    numbers: tuple[str, Mapping[str, Any]],
+    data: tuple[str, Mapping[str, Any]],
     figures: Callable[[], Mapping[str, Figure]],
     dpi: int,
 ) -> None:
@@ -101,15 +101,15 @@ def report(
     Args:
         tables: the tables by the names of the document's sections.
         options: checked options, with the document and the folder of its pictures.
-        numbers: a file name in that folder, and what it gets as JSON.
-        figures: function that draws the figures, by their file names without the ending.
+        data: a file name in that folder, and what is written there as JSON.
+        figures: function that draws the figures, by file name without the ending.
         dpi: resolution of the figures.
     """
     for name, text in tables.items():
         print(f"\n{name}\n\n{text}")
     if options.document is None:
         return
-    options.pictures.joinpath(numbers[0]).write_text(json.dumps(numbers[1]) + "\n")
+    options.pictures.joinpath(data[0]).write_text(json.dumps(data[1]) + "\n")
     with plots.style("light"):
         for name, figure in figures().items():
             figure.savefig(options.pictures / f"{name}.png", dpi=dpi)
@@ -117,12 +117,12 @@ def report(
         replace_section(options.document, name, text)
 
 
-def each_in_a_process(
+def run_in_processes(
     work: Callable[[Item], Result], items: Sequence[Item], processes: int
 ) -> Iterator[Result]:
     """Yield work(item) for each item, in the order in which they finish.
 
-    The processes end with the last item, an error, or this process, also if it is killed.
+    The processes end after the last item, after an error, and when this process ends or is killed.
 
     Args:
         work: a function that can be pickled.
@@ -134,7 +134,7 @@ def each_in_a_process(
     """
     if not items:
         return
-    # spawn: OpenMP has no threads in a forked child
+    # spawn, since OpenMP has no threads in a forked child
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     with ProcessPoolExecutor(processes, context, _prepare, (reader,)) as pool:
@@ -154,13 +154,13 @@ def each_in_a_process(
 def _prepare(parent: Connection) -> None:
     torch.set_num_threads(1)
     ntk_alibi.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: Connection) -> None:
-    """End this process when the parent closes its end of a pipe, by an error or by its own end.
+def _exit_with_parent(parent: Connection) -> None:
+    """Exit when the parent closes its end of a pipe, after an error or because it has ended.
 
-    Two runs on one folder would overwrite each other.
+    Otherwise this process and the next run would write into one folder.
     """
     parent.poll(None)
     os._exit(1)

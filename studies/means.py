@@ -1,4 +1,4 @@
-"""Means over trainings of other seeds, each with texts of its own, and Student's intervals."""
+"""Means over trainings with different seeds and different texts, and Student's intervals."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Values of a curve at each place, from none to many.
+#: The values at each point of a curve; there may be none.
 Cells = Sequence[Sequence[float]]
 
 
 def share_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean of shares in %, and the ends of its 95 % interval.
 
-    The ends lie between 0 and 100. They are NaN for a single number.
+    The ends are between 0 and 100, and NaN for a single share.
     """
     mean, width = 100 * float(np.mean(shares)), 100 * float(half_width(shares))
     return mean, float(np.maximum(mean - width, 0.0)), float(np.minimum(mean + width, 100.0))
 
 
 def share(shares: Sequence[float]) -> str:
-    """Format the mean of shares in % and, for several that differ, its interval; "" for none."""
+    """Format the mean of shares in %, with its interval if they differ; "" for none."""
     return with_ends(*share_interval(shares)) if shares else ""
 
 
 def plus_minus(values: Sequence[float], digits: int, sign: str = "+") -> str:
-    """Format the mean and, for several values, half the width of its interval; "" for none.
+    """Format the mean, with half the width of its interval for several values; "" for none.
 
     Args:
         values: the values.
@@ -60,8 +60,8 @@ def paired_p(gains: Sequence[float]) -> str:
     return f"{ttest_1samp(gains, 0.0).pvalue:.3f}"
 
 
-def means_of(cells: Mapping[str, Cells], unit: float = 100.0) -> dict[str, list[float]]:
-    """Return the mean of each curve at each place, times a unit; NaN where there are no values."""
+def curve_means(cells: Mapping[str, Cells], unit: float = 100.0) -> dict[str, list[float]]:
+    """Return the mean at each point of each curve, times a unit; NaN where there are no values."""
     return {
         label: [unit * float(np.mean(x)) if x else math.nan for x in row]
         for label, row in cells.items()
@@ -87,7 +87,7 @@ def curves(
         quantity: label of the y axis.
         ax: axes to draw into.
         unit: factor of the values; in % by default.
-        limits: numbers between which the quantity always is.
+        limits: the least and the greatest value that the quantity can have.
     """
     widths = {
         label: [unit * float(np.nan_to_num(half_width(x))) for x in row]
@@ -95,7 +95,7 @@ def curves(
     }
     return plots.extrapolation_curves(
         [multiple * train_length for multiple in multiples],
-        means_of(cells, unit),
+        curve_means(cells, unit),
         half_widths=widths,
         train_length=train_length,
         quantity=quantity,

@@ -32,10 +32,9 @@ class RecordRecipe(training.Recipe):
     """Settings that every training on records and prose has.
 
     Attributes:
-        shares: shares of prose and of the kinds of records in `KINDS`, in their order, in the rows
-            of a batch; missing ones are 0.
+        shares: the shares of `KINDS`, in their order, in the rows of a batch; missing ones are 0.
         record_weight: weight in the loss of record tokens that are not answers; answers have 1.
-        held_out: texts of the corpus that are not trained on; see `corpus.training_text`.
+        held_out: texts of the corpus that are not used for training; see `corpus.training_text`.
     """
 
     shares: tuple[float, ...] = (0.3, 0.5, 0.2)
@@ -46,12 +45,11 @@ class RecordRecipe(training.Recipe):
 #: Weight of prose in the loss; answers have 1.
 PROSE_WEIGHT = 0.5
 
-#: Kinds of records; those of lines and topics are
-#: `training.LINES` and `TOPICS`. The last are lines whose names are pairs
-#: of words of the training text.
+#: Kinds of rows; lines and topics have the indices `training.LINES` and `TOPICS`. In word-lines the
+#: names are pairs of words of the training text.
 KINDS = ("prose", "lines", "topics", "passkey", "multikey", "word-lines")
 
-#: Lengths in tokens below which a kind's rows are lines instead.
+#: Rows that are shorter than this, in tokens, are lines in place of their kind.
 SHORTEST = (0, 0, 0, 128, 128, 128)
 
 #: Letters of a word in the names of word-lines.
@@ -122,7 +120,7 @@ class RecordTraining(training.Training):
         return tuple(dict.fromkeys(map("-".join, pairs)))
 
     def line_task(self, length: int) -> RecordKind:
-        """Return the kind of the records of lines with `length` tokens."""
+        """Return the kind of record for lines with `length` tokens."""
         return Lines(max(1, min(length // 30, max(16, length // 64))))
 
 

@@ -1,4 +1,4 @@
-"""The results of a model in a study, which know the recipe and the plan that they belong to."""
+"""The results of a model in a study, stored together with their recipe and plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ntk_alibi import _files
 
 
 class ResultsFile:
-    """A JSON file of results of one recipe and plan.
+    """A JSON file with the results of one recipe and plan.
 
     Args:
         path: path of the file.

@@ -1,4 +1,4 @@
-"""Rules: the method by which texts of a length are read, and how tables name it."""
+"""Rules, which give the method for texts of a length, and its name in tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """A method whose numbers may depend on the length of the text and on the training length.
+    """A method whose factor and start may depend on the text's length and the training length.
 
     Attributes:
-        spelling: the name of the method, such as "knee:START:FACTOR". START is half of the training
-            length.
-        growth: FACTOR of a text of one training length, in proportion to which it grows.
+        spelling: the name of the method, such as "knee:START:FACTOR". START becomes half of the
+            training length, FACTOR the growth times the text's length in training lengths.
+        growth: FACTOR for a text of one training length.
     """
 
     spelling: str
@@ -24,9 +24,9 @@ class Rule:
         return self._with_factor(multiple).replace("START", str(train_length // 2))
 
     def shown(self, multiples: Iterable[int], train_lengths: Iterable[int]) -> str:
-        """Return the method of all texts, or those of the shortest and of the longest ones.
+        """Return the name of the method, or the names for the shortest and the longest texts.
 
-        The start of a knee is START where it differs between models.
+        START stays as it is where models have different training lengths.
 
         Example:
             >>> Rule("flat:FACTOR", growth=2).shown((1, 2, 4), (2048,))

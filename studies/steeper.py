@@ -24,7 +24,7 @@ class SteepenFlattest:
 
     @property
     def per(self) -> str | None:
-        """`per` of the scaling that follows."""
+        """`per` of the scaling that follows, or None."""
         return getattr(self.then, "per", None)
 
     def scale_exponents(

@@ -44,9 +44,9 @@ def build_tokenizer() -> Tokenizer:
 
 
 def task_words() -> list[str]:
-    """List the words of records with their leading space or hyphen, and all two-digit numbers.
+    """List the words of records with their leading space or hyphen, and all two-digit integers.
 
-    A number of four digits thus becomes two tokens.
+    An integer of four digits becomes two tokens.
     """
     topic_words = [word for words in TOPIC_WORDS for word in words]
     return [

@@ -1,4 +1,4 @@
-"""Training of small models from scratch, one step at a time, on texts that they must look up.
+"""Training of small models from scratch on texts in which they must look up answers.
 
 The base classes here are independent of the model and of the texts: record_training.py has the
 texts of language models, and encoder/ has others. Three choices let small models learn within
@@ -35,7 +35,7 @@ class Recipe:
     """Settings that every training has.
 
     Attributes:
-        train_length: training length in tokens, at which the last phase trains.
+        train_length: training length in tokens, which the last phase uses.
         start_length: first length of the curriculum in tokens.
         threshold: running accuracy on lines above which the length grows.
         growth: factor by which the length grows.
@@ -58,12 +58,12 @@ class Recipe:
     seed: int = 0
 
     def rows(self, length: int) -> int:
-        """Return the number of texts of a length in a batch."""
+        """Return how many texts of a length a batch has."""
         per_step = self.tokens * (1 if length < 1000 else 2)
         return max(2, per_step // length)
 
 
-#: Marks of the answers' tokens in a batch, whose running accuracies a curriculum keeps; 0 is none.
+#: Marks of answers' tokens in a batch; a curriculum has a running accuracy of each. 0 is no answer.
 LINES, TOPICS = 1, 2
 
 
@@ -73,7 +73,7 @@ class Batch:
 
     Attributes:
         tokens: what the model reads, int64.
-        expected: the token that it should find likeliest at each position, int64.
+        expected: the right token at each position, int64.
         weights: the weight of each position in the loss, float32; 0 for none.
         answers: `LINES` or `TOPICS` at the tokens of answers, int8.
     """
@@ -94,7 +94,7 @@ CHECKPOINT_SECONDS, LOG_STEPS = 30.0, 25
 
 @dataclass
 class Curriculum(ABC):
-    """Progress of a training, without weights, optimizers and the random generator.
+    """Progress of a training, without parameters, optimizers and the random generator.
 
     Attributes:
         length: current length in tokens.
@@ -134,7 +134,7 @@ class Curriculum(ABC):
         """Return whether all steps are done."""
 
 
-#: Share of the steps in which the learning rate of a fixed number of steps is constant.
+#: Share of the steps, where their number is fixed, in which the learning rate is constant.
 CONSTANT = 0.5
 
 #: Accuracy at the training length from which a task counts as learned.
@@ -143,9 +143,9 @@ LEARNED = 0.95
 
 @dataclass
 class FixedCurriculum(Curriculum):
-    """A curriculum whose lengths grow by the accuracy alone, within recipe.steps steps.
+    """A curriculum of recipe.steps steps, in which accuracy alone makes lengths grow.
 
-    The running accuracy starts at 0 at each length, so that it says nothing about shorter ones.
+    The running accuracy starts at 0 at each length, so that it does not include shorter ones.
 
     Attributes:
         learned_at: number of steps after which the running accuracy at the training length was
@@ -203,14 +203,14 @@ class Training(ABC):
         """Draw a batch of texts of the current length from `self.rng`."""
 
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Compute the model's logits at some positions; a `Decoder` is asked for these alone.
+        """Compute the model's logits at some positions; a `Decoder` computes no others.
 
         Args:
             tokens: (rows, length) int64.
             wanted: positions that need logits, bool (rows, length).
 
         Returns:
-            (number of those positions, vocabulary).
+            (wanted positions, vocabulary).
         """
         logits: torch.Tensor = self.model(tokens, wanted)
         return logits
@@ -260,9 +260,9 @@ class Training(ABC):
     def note_accuracy(self, right: torch.Tensor, answers: torch.Tensor) -> None:
         """Update the running accuracies by the answers' tokens of a batch."""
         for name, kind in (("lines_accuracy", LINES), ("topics_accuracy", TOPICS)):
-            of_kind = answers == kind
-            if of_kind.any():
-                now = float(right[of_kind].float().mean())
+            chosen = answers == kind
+            if chosen.any():
+                now = float(right[chosen].float().mean())
                 before = getattr(self.curriculum, name)
                 setattr(self.curriculum, name, 0.9 * before + 0.1 * now)
 
@@ -334,7 +334,7 @@ _EMBEDDINGS = ("word_embeddings.weight", "wte.weight")
 
 
 def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the matrices of the blocks, and all others but those of position schemes."""
+    """Return the matrices of the blocks, and all other parameters except position schemes'."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():

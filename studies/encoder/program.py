@@ -25,7 +25,7 @@ def train_and_read(recipe: EncoderRecipe, plan: ReadingPlan, output: Path) -> li
 
     Args:
         recipe: settings of the training.
-        plan: numbers of texts.
+        plan: how many texts are read.
         output: folder of the study; the encoder gets a subfolder.
 
     Returns:
@@ -59,7 +59,7 @@ def main(
     Args:
         arguments: arguments of the command line.
         recipe: settings that all trainings share; the study's by default.
-        plan: numbers of texts; the study's by default.
+        plan: how many texts are read; the study's plan by default.
     """
     about = str(__doc__).partition("\n")[0]
     parser = study_parser("python -m studies.encoder", about, "encoder", tables.SEEDS)

@@ -1,4 +1,4 @@
-"""Readings of the study: the rules that read longer texts, and the answers of a trained encoder."""
+"""Readings of the study: the rules for longer texts, and the answers of a trained encoder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from studies.encoder.texts import MaskedText
 from studies.rules import Rule
 from studies.schemes.schemes import AttentionView
 
-#: The rules, by their spelling. Dynamic ones count the tokens of each text; FACTOR is that of texts
-#: whose length is known.
+#: The rules, by spelling. Dynamic methods count the tokens of each text; FACTOR is for texts whose
+#: length is known beforehand.
 RULES = {
     rule.spelling: rule
     for rule in (
@@ -36,7 +36,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class ReadingPlan:
-    """Numbers of texts.
+    """How many texts are read.
 
     Attributes:
         texts: pairs of a multiple of the training length and the number of its texts.
@@ -48,18 +48,18 @@ class ReadingPlan:
 
 
 def read(
-    trained: EncoderTraining, plan: ReadingPlan, known: Container[str]
+    trained: EncoderTraining, plan: ReadingPlan, stored: Container[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read with a trained encoder what is not known yet.
+    """Read with a trained encoder, and yield the results that are not stored yet.
 
     Args:
         trained: the training.
-        plan: numbers of texts.
-        known: keys that are left out.
+        plan: how many texts are read.
+        stored: keys of stored results.
 
     Yields:
         The key "<rule>/<multiple>" and, for each text, whether each masked token is found (right)
-        and how far away the text tells it (distances).
+        and how far away its answer is (distances).
     """
     train_length = trained.recipe.train_length
     for multiple, count in plan.texts:
@@ -67,7 +67,7 @@ def read(
         drawn = [texts.draw(multiple * train_length, rng) for _ in range(count)]
         for rule in RULES.values():
             key = f"{rule.spelling}/{multiple}"
-            if key not in known:
+            if key not in stored:
                 method = parse_method(rule.method(multiple, train_length), train_length)
                 view = AttentionView(scaling=method.scaling)
                 yield (
@@ -83,7 +83,7 @@ def read(
 def found(
     trained: EncoderTraining, drawn: list[MaskedText], view: AttentionView
 ) -> list[list[bool]]:
-    """Return for each text whether the likeliest token of each masked place is right."""
+    """Return for each text whether the likeliest token is right at each masked column."""
     model = trained.model.eval()
     model.view = view
     rows = max(1, BATCH_TOKENS // len(drawn[0].tokens))

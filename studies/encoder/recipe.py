@@ -1,8 +1,8 @@
 """The trainings of the study: a small encoder with symmetric ALiBi, and their settings.
 
-Heads, layers and training length are those of jina-embeddings-v2-small-en, and so are the slopes:
-the flattest spans exp(-2) over the training length. The encoder is the decoder of schemes/ with
-positions that see both sides.
+Heads, layers and training length are as in jina-embeddings-v2-small-en, and so are the slopes: the
+flattest spans exp(-2) over the training length. The encoder is the decoder of schemes/, with
+attention to both sides.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class EncoderTraining(training.Training):
     def batch(self) -> training.Batch:
         """Draw texts, whose masked tokens alone are in the loss; see `Training`.
 
-        The curriculum's accuracy is that of numbers.
+        The curriculum follows the accuracy on numbers, not on names.
         """
         length = self.curriculum.length
         drawn = [texts.draw(length, self.rng) for _ in range(self.recipe.rows(length))]

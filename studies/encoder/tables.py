@@ -1,7 +1,7 @@
-"""Results of the study over its trainings: plain numbers, Markdown tables and a figure.
+"""Results of the study over its trainings: a summary, Markdown tables and a figure.
 
-Intervals over trainings are Student's, and each training read texts of its own, so that they cover
-trainings and texts. Those of a single training are Student's over its texts.
+Intervals are Student's over trainings. Each training read other texts, so the intervals cover
+trainings and texts. Intervals for a single training are Student's over its texts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SEEDS = range(3)
 #: Sections of the document.
 SECTIONS = ("machine", "trainings", "endpoint", "numbers", "names", "distances")
 
-#: What all rules are compared with, and the rule of the primary endpoint and its multiple: the
-#: share of numbers found that the text tells farther away than the training length.
+#: The rule with which all rules are compared; the rule and the multiple of the primary endpoint,
+#: which is the share found of the numbers whose answer is farther away than the training length.
 BASELINE, ENDPOINT_RULE, ENDPOINT_AT = "original", "dynamic-flat:2:sequence", 4
 
-#: Ends of the distances of numbers that are told apart, in training lengths; names are nearer.
+#: Limits of the ranges of numbers' distances, in training lengths; names are nearer.
 DISTANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
-#: Ranges of `Summary` counts: of names, of all numbers, and of those beyond the training length.
+#: Ranges of counts in a summary: names, all numbers, and numbers beyond the training length.
 NAMES, NUMBERS = slice(0, 1), slice(1, None)
 BEYOND = slice(1 + DISTANCES.index(1.0), None)
 

@@ -3,10 +3,10 @@
 A line is a name, a number, the name again and the end of the line, one token each, as in the tags
 `<name> number </name>`. Two kinds of tokens are masked:
 
-- numbers: each name stands in two lines with the same number, and one of the two numbers is masked.
-  The other line, which is before it or behind it, tells it.
-- names: in one of four lines one of the two names is masked. The other, two tokens away, tells it.
-  Trial trainings did not learn to find numbers without them.
+- numbers: each name is in two lines with the same number, one of which is masked. The other line,
+  before it or behind it, has the answer.
+- names: in one of four lines, one of the two names is masked. The other, two tokens away, is the
+  answer. Without names, trial trainings did not learn to find numbers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Numbers of tokens that are numbers and names. A text uses a name for one number only.
+#: How many tokens are numbers, and how many are names. A text uses a name for one number only.
 NUMBERS, NAMES = 100, 512
 
 #: Tokens: numbers come first, then names, then these.
 MASK, END = NUMBERS + NAMES, NUMBERS + NAMES + 1
 VOCABULARY = NUMBERS + NAMES + 2
 
-#: Tokens of a line; in one of so many lines a name is masked, whose twin is NEAR tokens away.
+#: Tokens of a line; one of this many lines has a masked name; its twin is NEAR tokens away.
 LINE_TOKENS, NAMED_LINES, NEAR = 4, 4, 2
 
 #: The shortest text in tokens, and the longest, for which the names suffice.
@@ -36,10 +36,10 @@ class MaskedText:
 
     Attributes:
         tokens: the text, (length,) int64.
-        places: the places of the masked tokens, (masked,) int64.
+        places: the columns of the masked tokens, (masked,) int64.
         answers: the tokens that are masked, (masked,) int64.
-        distances: the distance in tokens of each from where the text tells it, (masked,) int64:
-            NEAR for names, and at least `LINE_TOKENS` for numbers.
+        distances: how many tokens away the text has each answer, (masked,) int64: NEAR for names,
+            at least `LINE_TOKENS` for numbers.
     """
 
     tokens: NDArray[np.int64]
@@ -51,7 +51,7 @@ class MaskedText:
 def draw(length: int, rng: np.random.Generator) -> MaskedText:
     """Draw a text of a length in tokens.
 
-    The lines that tell a number and those that mask it are spread over the text at random.
+    Lines with a number and lines that mask it are spread over the text at random.
 
     Raises:
         ValueError: length is below `SHORTEST` or above `LONGEST`.

@@ -1,4 +1,4 @@
-"""The grid of settings that each scheme tries, on seeds of its own, before its trainings.
+"""The grid of settings that each scheme tries, with other seeds, before its trainings.
 
 How fast a small model learns the task depends on the learning rate of the matrices and on the first
 weights, and not in the same way for each scheme. So each scheme has the same few settings to choose
@@ -50,10 +50,10 @@ def runs(recipe: StudyRecipe) -> list[StudyRecipe]:
     ]
 
 
-def folder_of(recipe: StudyRecipe, output: Path) -> Path:
+def run_folder(recipe: StudyRecipe, output: Path) -> Path:
     """Return the folder of a run in the folder of the study."""
-    numbers = f"{recipe.muon_rate:g}-{recipe.first_weights_std:g}-{recipe.seed}"
-    return output / "grid" / f"{recipe.scheme}-{numbers}"
+    setting = f"{recipe.muon_rate:g}-{recipe.first_weights_std:g}-{recipe.seed}"
+    return output / "grid" / f"{recipe.scheme}-{setting}"
 
 
 def run(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def run(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder of the run belongs to another recipe or plan.
     """
-    folder = folder_of(recipe, output)
+    folder = run_folder(recipe, output)
     file = ResultsFile(folder / "outcome.json", recipe, plan)
     outcome = file.read()
     if outcome is None:
@@ -92,11 +92,11 @@ def run(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> dict[str, Any]:
 def choose(outcomes: Sequence[tuple[Setting, dict[str, Any]]]) -> Setting:
     """Choose a scheme's setting.
 
-    It is the one with which the task is learned on most seeds; among equals, the one with the
-    fewest steps to learn, as a mean over these seeds; then the one with the lowest mean loss.
+    It is the setting with which the task is learned on most seeds; among equals, in the fewest
+    steps, as a mean over these seeds; then with the lowest mean loss.
 
     Args:
-        outcomes: settings and outcomes of `run`, for each setting as many.
+        outcomes: settings and outcomes of `run`, equally many for each setting.
     """
 
     def order(setting: Setting) -> tuple[float, float, float]:
@@ -109,11 +109,11 @@ def choose(outcomes: Sequence[tuple[Setting, dict[str, Any]]]) -> Setting:
 
 
 def chosen(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> StudyRecipe:
-    """Return a recipe with the setting that its scheme's runs, which must be finished, choose."""
-    return replace(recipe, **asdict(choose(outcomes_of(recipe, plan, output))))
+    """Return a recipe with the setting that its scheme's finished runs choose."""
+    return replace(recipe, **asdict(choose(read_outcomes(recipe, plan, output))))
 
 
-def outcomes_of(
+def read_outcomes(
     recipe: StudyRecipe, plan: MeasurePlan, output: Path
 ) -> list[tuple[Setting, dict[str, Any]]]:
     """Return settings and outcomes of a scheme's runs.
@@ -123,7 +123,7 @@ def outcomes_of(
     """
     found = []
     for each in runs(recipe):
-        path = folder_of(each, output) / "outcome.json"
+        path = run_folder(each, output) / "outcome.json"
         outcome = ResultsFile(path, each, plan).read()
         if outcome is None:
             raise ValueError(f"{path} must hold the outcome of a finished run, is missing")

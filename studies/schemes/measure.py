@@ -1,7 +1,7 @@
 """Measurements of the study's models in several reading modes: retrieval and prose loss.
 
-Records and windows of prose belong to the seed of the training: models of one seed read the same
-texts, whatever their scheme is, and models of different seeds read different ones.
+Records and windows of prose depend on the seed of the training, not on the scheme: models with one
+seed read the same texts, and models with different seeds read different ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """Lengths and numbers of records and windows of the measurements.
+    """The lengths of records and windows, and how many are measured.
 
     Attributes:
         multiples: multiples of the training length at which models read.
@@ -48,7 +48,7 @@ class Measurement:
 
     Args:
         trained: a training whose model is a `Decoder`.
-        plan: lengths and numbers of records and windows.
+        plan: the lengths of records and windows, and how many are measured.
     """
 
     def __init__(self, trained: RecordTraining, plan: MeasurePlan) -> None:
@@ -62,8 +62,8 @@ class Measurement:
         self._encode = trained.encode
         self._plan = plan
 
-    def run(self, known: Container[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Measure the views whose keys are not in known.
+    def run(self, stored: Container[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Measure the views whose results are not stored yet.
 
         Yields:
             The key "<reading>/<multiple>" and the results: for each question whether the answer is
@@ -75,7 +75,7 @@ class Measurement:
             todo = {
                 key: view
                 for key, view in every.items()
-                if key.endswith(f"/{multiple}") and key not in known
+                if key.endswith(f"/{multiple}") and key not in stored
             }
             if not todo:
                 continue
@@ -126,7 +126,7 @@ class Measurement:
 
     @torch.inference_mode()
     def answers(self, cases: list[Case]) -> dict[str, Any]:
-        """Return for each question whether the likeliest tokens are right, and what `run` says."""
+        """Return `right`, `distances` and `loss`, as `run` yields them."""
         right: list[bool] = []
         nats: list[float] = []
         length = max(len(case.tokens) for case in cases)

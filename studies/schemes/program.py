@@ -66,7 +66,7 @@ def _try_setting(recipe: StudyRecipe, plan: MeasurePlan, output: Path) -> list[s
     outcome = grid.run(recipe, plan, output)
     learned = outcome["learned_at"]
     told = "did not learn" if learned is None else f"learned in {learned} steps"
-    return [f"{grid.folder_of(recipe, output).name}: {told}"]
+    return [f"{grid.run_folder(recipe, output).name}: {told}"]
 
 
 def main(

@@ -1,10 +1,10 @@
 """The trainings of the study: their settings, records, curriculum and end.
 
-Records are names with a number each, then some of the names again as questions: those of
-evaluation/records in their shortest form, in which a name is one token. A model that trains for a
-few minutes should learn to look up the number that followed the same name, and nothing else. With
-names of two tokens many models match the second one alone, which gives seven of eight answers at
-the training length, and stop there.
+A record is a list of names, each with a number, and then some of the names again as questions. It
+is the shortest form of the records in evaluation/records: a name is one token. A model that trains
+for a few minutes should learn to look up the number that followed the same name, and nothing else.
+With names of two tokens many models match the second token alone, which gives seven of eight
+answers at the training length, and stop there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Tokens of a line (name, number, end of line) with the tokenizer of the nano models.
 LINE_TOKENS = 3
 
-#: Number of questions about a record; one of the training length states as many numbers.
+#: Number of questions about a record.
 QUESTIONS = 16
 
 

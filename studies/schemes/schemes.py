@@ -154,7 +154,7 @@ class ALiBiPositions(Positions):
 
 
 class LearnedALiBiPositions(ALiBiPositions):
-    """ALiBi with learned slopes, at first those of `ALiBiPositions`."""
+    """ALiBi with learned slopes, at first as in `ALiBiPositions`."""
 
     def __init__(self, place: LayerShape) -> None:
         super().__init__(place)
@@ -181,9 +181,9 @@ class KerplePowerPositions(Positions):
 class KerpleLogPositions(Positions):
     """KERPLE's logarithmic kernel, at first -m L log(1 + d / L) with training length L.
 
-    Its slope at distance 0 is ALiBi's. The kernel flattens with distance whatever its parameters
-    are: at first it has 81 % of ALiBi's bias at half the training length, and 69 % (log 2) at the
-    training length.
+    Its slope at distance 0 is ALiBi's. With any parameters the kernel flattens with distance: at
+    first it has 81 % of ALiBi's bias at half the training length, and 69 % (log 2) at the training
+    length.
     """
 
     scalings = (Interpolation,)
@@ -254,7 +254,7 @@ class FlatBAMLogNPositions(FlatBAMPositions):
         score_ij = s_h log n_i (scale q_i.k_j + bias(i, j)),  n_i keys that query i sees
 
     The strengths s are learned and start at 1, as in the authors' code. Queries are multiplied by
-    the factor. A table over distance has no numbers of queries, so the bias becomes dense.
+    the factor. A table over distance has no factors of queries, so the bias becomes dense.
     """
 
     learns_log_n = True
@@ -266,7 +266,7 @@ class FlatBAMLogNPositions(FlatBAMPositions):
     def _factors(self, length: int, view: AttentionView) -> torch.Tensor:
         """Return s log n for each query, (heads, length).
 
-        n is at least 2 here. A query that sees one key has one weight, 1, whatever its score is.
+        n is at least 2 here: a query that sees one key has one weight, 1, with any score.
         """
         mask: dict[str, Any] = {"window": view.window, "causal_block": view.causal_block}
         log_n = math.log(2) * log_n_scale(length, length, 2, **mask)

@@ -1,4 +1,4 @@
-"""Results of the study over all models as plain numbers, and what is compared among them."""
+"""A summary of the study's results over all models, and the comparisons among them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def comparable(summary: Summary, name: str) -> bool:
 def by_seed(
     summary: Summary, name: str, quantity: str, multiple: int, *, every: bool = False
 ) -> dict[int, float]:
-    """Return the numbers of one cell by the seed, without those that were not measured.
+    """Return the measured results of one cell by seed.
 
     Args:
         summary: from `summarise`.

@@ -165,7 +165,7 @@ def _status(summary: Summary) -> str:
 
 
 def _runs(summary: Summary, name: str) -> str:
-    """Say how many of the runs of a scheme are compared beyond the training length."""
+    """Tell how many runs of a scheme are compared beyond the training length."""
     scheme = name.partition("/")[0]
     count, every = len(qualifying(summary, scheme)), len(summary["training"][scheme]["seeds"])
     return f"{count} of {every}" if count else f"0 of {every}: none at 95 %"
@@ -309,7 +309,7 @@ def figure(summary: Summary) -> Figure:
 
 
 def _drawn(summary: Summary, name: str, quantity: str, multiple: int) -> list[float]:
-    """Return the numbers of a "scheme/reading", or those of the plain reading, if it is the same.
+    """Return the results of a "scheme/reading", or of the plain reading where they are the same.
 
     Within the training length most reading modes change nothing, and are not measured.
     """

@@ -81,8 +81,8 @@ class NanoModel:
         family: name of the architecture.
         flattest_slope: the flattest slope.
         tasks: kinds of records that it is tested on, as the fields of a plan name them.
-        farther: numbers of records of lines by multiples of the training length beyond the plan of
-            all models.
+        farther: pairs of a multiple of the training length, beyond the plan of all models, and how
+            many records of lines are read there.
     """
 
     recipe: NanoBloomRecipe
@@ -108,13 +108,13 @@ class NanoModel:
             program.train(self.recipe, folder, quiet=True, kind=self.training)
 
 
-def nano_bloom_of_seed(seed: int) -> NanoModel:
+def make_nano_bloom(seed: int) -> NanoModel:
     """Return the nano BLOOM of a seed, whose training left out whole books."""
     recipe = NanoBloomRecipe(seed=seed, held_out="books")
     return NanoModel(recipe, NanoBloomTraining, "bloom", 2.0**-8, ("line", "topic"))
 
 
-def nano_mpt_of_seed(seed: int, bias_max: int) -> NanoModel:
+def make_nano_mpt(seed: int, bias_max: int) -> NanoModel:
     """Return the nano MPT of a seed and a flattest slope of 2^-bias_max."""
     recipe = NanoMPTRecipe(
         seed=seed,
@@ -132,6 +132,6 @@ def nano_mpt_of_seed(seed: int, bias_max: int) -> NanoModel:
 
 #: The models by the name of their group.
 GROUPS = {
-    "seeds": [nano_bloom_of_seed(seed) for seed in (1, 2, 3, 4, 5)],
-    "regimes": [nano_mpt_of_seed(seed, bias) for seed in (1, 2, 3) for bias in BIAS_MAXIMA],
+    "seeds": [make_nano_bloom(seed) for seed in (1, 2, 3, 4, 5)],
+    "regimes": [make_nano_mpt(seed, bias) for seed in (1, 2, 3) for bias in BIAS_MAXIMA],
 }

@@ -24,7 +24,7 @@ def train_and_read(model: NanoModel, output: Path, reading: ReadingPlan) -> list
     Args:
         model: the model.
         output: folder of the study; the model gets a subfolder.
-        reading: numbers of records and windows.
+        reading: how many records and windows are read.
 
     Returns:
         The names of the new results.

@@ -1,4 +1,4 @@
-"""Readings of the study: records and methods of each model, and results as plain numbers."""
+"""Readings of the study: the records and methods of each model, and its results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from studies.results_file import ResultsFile
 from studies.rules import Rule
 from studies.stretchings.models import NanoModel
 
-#: The rules, by their spelling. Dynamic ones follow the prefix of each query; FACTOR is that of a
-#: text whose length is known.
+#: The rules, by spelling. Dynamic methods follow the prefix of each query; FACTOR is for texts
+#: whose length is known beforehand.
 RULES = {
     rule.spelling: rule
     for rule in (
@@ -54,7 +54,7 @@ GENERATED, GENERATED_AT = "ntk_alibi_lines_generated", 4
 
 @dataclass(frozen=True)
 class ReadingPlan:
-    """Numbers of records by the multiple of the training length, and of windows of prose.
+    """How many records, by multiple of the training length, and windows of prose are read.
 
     Attributes:
         records: for each multiple, the number of records of lines and of conversations.
@@ -119,12 +119,12 @@ def _plan(
 
 
 def read(model: NanoModel, folder: Path, reading: ReadingPlan) -> Iterator[str]:
-    """Read with a trained model what is not stored yet, and store each result; yield its name.
+    """Read with a trained model what is not stored yet; store each result and yield its name.
 
     Args:
         model: the model.
         folder: folder of its checkpoint, which gets a file for each result.
-        reading: numbers of records and windows.
+        reading: how many records and windows are read.
 
     Raises:
         ValueError: the folder holds results of another plan.

@@ -1,7 +1,7 @@
-"""Results of the study over all models: plain numbers, Markdown tables and figures.
+"""Results of the study over all models: a summary, Markdown tables and figures.
 
-Every interval is Student's over models of different training seeds, of which each read records of
-its own, so that it covers trainings and texts.
+Every interval is Student's over models with different training seeds. Each model read other
+records, so the intervals cover trainings and texts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from ntk_alibi import _files, plots
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
-from studies.means import curves, means_of, paired_p, plus_minus, points, share
+from studies.means import curve_means, curves, paired_p, plus_minus, points, share
 from studies.stretchings.models import GROUPS, NanoModel
 from studies.stretchings.reading import BASELINE, GENERATED_AT, PROSE_AT, RULES, ReadingPlan
 
@@ -68,8 +68,8 @@ def summarise(output: Path) -> Summary:
         A dictionary with these keys:
         machine: the description of the machine;
         models: for each group, the models with results: name, regime, train_length, seed, and cells
-            by task, rule and multiple: share of right answers, share of those farther back than the
-            training length (None if there are none); prose: nats beyond the training length minus
+            by task, rule and multiple: share of right answers, and the share among answers farther
+            back than the training length (None if there are none); prose: nats beyond it minus
             the original's, by rule; generated: share of right answers by rule.
 
     Raises:
@@ -313,7 +313,7 @@ def _over_length(models: Sequence[Summary]) -> Figure:
     }
     axes = curves(cells, multiples, train_length, "lines found, %", ax=made.subplots())
     axes.legend().remove()
-    means = means_of(cells, 100.0)
+    means = curve_means(cells, 100.0)
     for curve in axes.get_lines():
         if (label := str(curve.get_label())) in means:
             axes.annotate(
@@ -342,7 +342,7 @@ def _over_regime(models: Sequence[Summary]) -> Figure:
             for rule in SHOWN
         }
         values = [group[0]["regime"] for group in groups.values()]
-        plots.extrapolation_curves(values, means_of(cells), quantity="lines found, %", ax=axes)
+        plots.extrapolation_curves(values, curve_means(cells), quantity="lines found, %", ax=axes)
         # Intervals of three models cover the whole picture, so the models themselves are shown.
         for curve, row in zip(axes.get_lines(), cells.values(), strict=False):
             points = [(x, 100 * y) for x, column in zip(values, row, strict=True) for y in column]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from studies import means
-from studies.command import each_in_a_process
+from studies.command import run_in_processes
 from studies.encoder import program as encoder
 from studies.nano_bloom import program as nano_bloom
 from studies.schemes import program as schemes
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow  # of a program beside the package
 
 
 def test_each_item_is_worked_on() -> None:
-    assert sorted(each_in_a_process(square, range(4), 2)) == [0, 1, 4, 9]
-    assert list(each_in_a_process(square, [], 2)) == []
+    assert sorted(run_in_processes(square, range(4), 2)) == [0, 1, 4, 9]
+    assert list(run_in_processes(square, [], 2)) == []
 
 
 def test_a_study_refuses_a_folder_in_which_another_one_works(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_study_refuses_a_folder_in_which_another_one_works(tmp_path: Path) -> 
 
 def test_a_killed_process_is_an_error() -> None:
     with pytest.raises(ChildProcessError, match="run the same command again"):
-        list(each_in_a_process(die, ["one", "other"], 1))
+        list(run_in_processes(die, ["one", "other"], 1))
 
 
 def _alive(process: int) -> bool:
@@ -51,9 +51,9 @@ def _start(tmp_path: Path, function: str, items: str, processes: int) -> subproc
     """Start a program that works on items."""
     code = (
         f"from pathlib import Path; from study_items import {function}\n"
-        "from studies.command import each_in_a_process\n"
+        "from studies.command import run_in_processes\n"
         f"folder = Path({str(tmp_path)!r})\n"
-        f"if __name__ == '__main__': list(each_in_a_process({function}, {items}, {processes}))"
+        f"if __name__ == '__main__': list(run_in_processes({function}, {items}, {processes}))"
     )
     script = tmp_path.parent / f"{tmp_path.name}.py"
     script.write_text(code)

@@ -170,7 +170,7 @@ def test_first_weights_have_the_deviation_that_is_asked_for() -> None:
         model = Decoder(500, 1, 64, 4, partial(made, place), first_weights_std=std)
         for name in ("word_embeddings", "layers.0.query", "layers.0.down"):
             weight = model.get_submodule(name).weight.detach()
-            # 4096 numbers or more: the deviation of their deviation is std / sqrt(8192)
+            # 4096 parameters or more: the deviation of their deviation is std / sqrt(8192)
             assert float(weight.std()) == pytest.approx(std, rel=5 / 8192**0.5)
 
 

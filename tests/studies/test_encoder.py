@@ -55,7 +55,7 @@ def test_texts_need_lines_and_names(length: int) -> None:
 
 
 def test_both_sides_are_seen_alike() -> None:
-    """A text that is read backwards has the same answers, up to rounding of numbers below 1."""
+    """A text that is read backwards has the same answers, up to rounding of values below 1."""
     model = EncoderTraining(TINY).model
     tokens = torch.from_numpy(texts.draw(48, np.random.default_rng(0)).tokens)[None]
     with torch.inference_mode():

@@ -145,7 +145,7 @@ def test_a_choice_needs_all_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must hold the outcome of a finished run, is missing"):
         grid.chosen(recipe, TINY_PLAN, tmp_path)
     grid.run(runs[-1], TINY_PLAN, tmp_path)
-    found = dict(grid.outcomes_of(recipe, TINY_PLAN, tmp_path))
+    found = dict(grid.read_outcomes(recipe, TINY_PLAN, tmp_path))
     assert set(found) == set(SETTINGS)
     chosen = grid.chosen(replace(recipe, seed=3), TINY_PLAN, tmp_path)
     assert Setting(chosen.muon_rate, chosen.first_weights_std) in SETTINGS

@@ -86,7 +86,7 @@ def test_finished_models_are_not_built_again(
 
 
 def at_once(work: Any, items: Sequence[Any], processes: int) -> Iterator[Any]:
-    """Stand for `each_in_a_process`, whose processes take seconds to start."""
+    """Stand for `run_in_processes`, whose processes take seconds to start."""
     assert processes == 2
     yield from map(work, items)
 
@@ -94,7 +94,7 @@ def at_once(work: Any, items: Sequence[Any], processes: int) -> Iterator[Any]:
 def test_the_command_tries_chooses_trains_and_writes_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "each_in_a_process", at_once)
+    monkeypatch.setattr(command, "run_in_processes", at_once)
     recipe = replace(TINY, steps=1)
     document = tmp_path / "page.md"
     document.write_text("\n".join(f"<!-- {x}: begin -->\n<!-- {x}: end -->" for x in SECTIONS))

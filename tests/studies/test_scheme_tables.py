@@ -1,4 +1,4 @@
-"""Numbers, tables and picture of the study: what qualifies, intervals, paired differences."""
+"""Summary, tables and picture of the study: what qualifies, intervals, paired differences."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_only_runs_that_reach_95_percent_count_beyond_the_training_length(study:
 
 def test_intervals_are_students_and_shares_end_at_0_and_100(study: Path) -> None:
     shown = tables.tables(summarise(study))
-    # sd 20 of 3 numbers: 4.303 * 20 / sqrt(3) = 49.7
+    # standard deviation 20 of 3 values: 4.303 * 20 / sqrt(3) = 49.7
     assert row(shown["beyond"], "ALiBi") == ["3 of 3", "40 (0–90)"]
     assert row(shown["prose"], "ALiBi") == ["3 of 3", "3.00", "+0.250"]
     assert row(shown["readings"], "ALiBi + ntk:4") == ["3 of 3", "50 (25–75)", "+0.000"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from studies.stretchings import models, program, reading, tables
-from studies.stretchings.models import NanoModel, nano_bloom_of_seed, nano_mpt_of_seed
+from studies.stretchings.models import NanoModel, make_nano_bloom, make_nano_mpt
 from studies.stretchings.reading import BASELINE, RULES, ReadingPlan
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -56,19 +56,19 @@ def _few_rules() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory, _few_rules: None) -> Path:
     folder = tmp_path_factory.mktemp("replication")
-    for model in (nano_bloom_of_seed(1), nano_mpt_of_seed(1, 6)):
+    for model in (make_nano_bloom(1), make_nano_mpt(1, 6)):
         program.train_and_read(nearer(tiny(model)), folder, PLAN)
     return folder
 
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.GROUPS, "seeds", [tiny(nano_bloom_of_seed(1))])
-    monkeypatch.setitem(models.GROUPS, "regimes", [tiny(nano_mpt_of_seed(1, 6))])
+    monkeypatch.setitem(models.GROUPS, "seeds", [tiny(make_nano_bloom(1))])
+    monkeypatch.setitem(models.GROUPS, "regimes", [tiny(make_nano_mpt(1, 6))])
 
 
 def test_blooms_are_plain(output: Path) -> None:
-    loaded = AutoModelForCausalLM.from_pretrained(output / tiny(nano_bloom_of_seed(1)).name)
+    loaded = AutoModelForCausalLM.from_pretrained(output / tiny(make_nano_bloom(1)).name)
     tokens = torch.arange(40)[None] % 32
     with torch.inference_mode():
         plain = loaded(tokens).logits
@@ -78,11 +78,11 @@ def test_blooms_are_plain(output: Path) -> None:
 
 
 def test_mpts_have_the_slopes_of_their_regime(output: Path) -> None:
-    model = tiny(nano_mpt_of_seed(1, 6))
+    model = tiny(make_nano_mpt(1, 6))
     config = AutoConfig.from_pretrained(output / model.name)
     assert (config.attn_config.alibi_bias_max, config.max_seq_len) == (6, 256)
-    assert (model.regime, nano_mpt_of_seed(1, 5).regime) == (4.0, 16.0)
-    assert nano_bloom_of_seed(1).regime == 8.0
+    assert (model.regime, make_nano_mpt(1, 5).regime) == (4.0, 16.0)
+    assert make_nano_bloom(1).regime == 8.0
 
 
 def test_every_task_is_read_at_every_multiple(output: Path, groups: None) -> None:
@@ -104,12 +104,12 @@ def test_nothing_is_read_twice(output: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError
 
     monkeypatch.setattr(reading.length_study, "evaluate", fail)
-    assert program.train_and_read(tiny(nano_bloom_of_seed(1)), output, PLAN) == []
+    assert program.train_and_read(tiny(make_nano_bloom(1)), output, PLAN) == []
 
 
 def test_results_of_another_plan_are_refused(output: Path) -> None:
     with pytest.raises(ValueError, match=r"records-1x\.json holds results of other work"):
-        program.train_and_read(tiny(nano_bloom_of_seed(1)), output, replace(PLAN, seed=3))
+        program.train_and_read(tiny(make_nano_bloom(1)), output, replace(PLAN, seed=3))
 
 
 def test_no_results_are_an_error(tmp_path: Path) -> None:
@@ -136,12 +136,10 @@ def test_documents_get_every_section(output: Path, groups: None, tmp_path: Path)
 
 
 def test_records_of_models_differ_and_their_prose_is_unseen() -> None:
-    first, second = (reading.plans(tiny(nano_bloom_of_seed(s)), PLAN) for s in (1, 2))
+    first, second = (reading.plans(tiny(make_nano_bloom(s)), PLAN) for s in (1, 2))
     assert first["records-2x"].seed != second["records-2x"].seed
     assert all(plan.split == "held-out-books" for plan in first.values())
-    assert (
-        nano_bloom_of_seed(1).recipe.held_out == nano_mpt_of_seed(1, 8).recipe.held_out == "books"
-    )
+    assert make_nano_bloom(1).recipe.held_out == make_nano_mpt(1, 8).recipe.held_out == "books"
 
 
 def test_rules_name_methods() -> None:

@@ -143,7 +143,7 @@ def _is_method(name: str) -> bool:
 def label(summary: Summary, name: str, multiples: Sequence[int] = ()) -> str:
     """Return the label of a "scheme/reading" in tables and figures.
 
-    Its methods are those of some multiples of the training length, all longer ones by default.
+    It has the methods for some multiples of the training length, by default all longer ones.
     """
     scheme, _, reading = name.partition("/")
     if reading == PLAIN:

@@ -25,8 +25,8 @@ MPT_SHARES = (0.25, 0.3, 0.0, 0.15, 0.2, 0.1)
 #: Steps at the training length; the nano BLOOM has 900.
 MPT_STEPS = 600
 
-#: BLOOM's regime, and the numbers of records of lines by multiples of the training length that only
-#: nano MPTs of this regime read.
+#: BLOOM's regime, and pairs of a multiple of the training length and how many records of lines
+#: are read there, by nano MPTs of this regime only.
 BLOOM_REGIME = 8.0
 FARTHER = ((64, 2), (128, 1))
 

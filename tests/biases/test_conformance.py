@@ -27,7 +27,7 @@ from conformance import (
     loss,
     tensors,
 )
-from conformance_cases import CASES, bent, heads
+from conformance_cases import CASES, heads, knee_bias
 from ntk_alibi.biases import BiasObject, KernelBias, parameter
 
 
@@ -43,7 +43,7 @@ def attend(case: Case, way: Way, sources: list[Any], bias: Any = None) -> Any:
 
 
 class PerKey(BiasObject):
-    """A bias with a number for each key and head."""
+    """A bias with a value per key and head."""
 
     def __init__(self, values: Any) -> None:
         self.define(values=values, num_heads=len(values), sides="symmetric")
@@ -101,7 +101,9 @@ FOREIGN = {
         PerKey, lambda place, x: x[None, :, None], (("H", "K"),), of_distance=False
     ),
     "stairs": Case(Stairs, lambda p, x: -heads(x) * p.distance.abs().sqrt().floor(), (("H",),)),
-    "learned knee": Case(LearnedKnee, lambda p, x, y: bent(p, x, 8, heads(y)), (("H",), ("H",))),
+    "learned knee": Case(
+        LearnedKnee, lambda p, x, y: knee_bias(p, x, 8, heads(y)), (("H",), ("H",))
+    ),
     "heights": Case(Heights, climbed, (("B", "H", "K"),), at_the_end=True, of_distance=False),
 }
 BIASES = CASES | FOREIGN
@@ -173,7 +175,7 @@ def test_every_bias_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", BIAS_CASES)
-def test_a_bias_with_numbers_for_each_head_is_its_reference(name: str) -> None:
+def test_a_bias_with_parameters_per_head_equals_its_reference(name: str) -> None:
     """`na.reference` has its formula under its name in snake case, with its parameters."""
     case = BIAS_CASES[name]
     array = [0.1 + np.random.default_rng(6).random(HEADS) for _ in case.parameters]
@@ -319,7 +321,7 @@ class FewDistances(BiasObject):
 
 
 class FewPositions(BiasObject):
-    """A bias with values for keys at few positions only."""
+    """A bias for keys at few positions only."""
 
     def __init__(self, values: Any) -> None:
         self.define(values=values, num_heads=len(values), sides="causal")

@@ -44,7 +44,7 @@ ARRAYS = inputs(2, HEADS, HEADS, LENGTH, LENGTH, 16)
 
 
 class Dense(BiasObject):
-    """Dense values of any shape that broadcasts to (batch, heads, queries, keys)."""
+    """A dense bias of any shape that broadcasts to (batch, heads, queries, keys)."""
 
     def __init__(self, values: Any) -> None:
         self.define(values=values, num_heads=HEADS, sides="symmetric")

@@ -138,7 +138,7 @@ def test_slopes_in_a_field_of_a_packed_structure(isa: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def test_dense_numbers_for_no_keys_in_a_field_of_a_packed_structure() -> None:
+def test_dense_bias_for_no_keys_in_a_field_of_a_packed_structure() -> None:
     """NumPy calls them aligned for any strides, which were refused."""
     packed = np.zeros((1, 4, 9, 9), [("other", "u1"), ("number", "<f4")])
     query, none = random_rows(9, 0, heads=4)
@@ -147,7 +147,7 @@ def test_dense_numbers_for_no_keys_in_a_field_of_a_packed_structure() -> None:
 
 
 class SlopesOf(BiasObject):
-    """Slopes on both sides, passed on as they are."""
+    """Slopes on both sides, without any check."""
 
     def __init__(self, slopes: Any) -> None:
         self.define(slopes=slopes, num_heads=len(slopes), sides="symmetric")

@@ -67,7 +67,7 @@ def test_conjugate_and_negative_views_are_read_as_their_numbers() -> None:
     np.testing.assert_array_equal(got.numpy(), na.attention(-QUERY, KEY, VALUE, BIAS))
 
 
-def test_rows_that_stand_far_apart_share_a_short_table() -> None:
+def test_rows_at_distant_positions_share_a_short_table() -> None:
     """Each row sees only the distances 0 to 2, but the rows are 100 positions apart."""
     at = np.array([[0, 1, 2], [100, 101, 102]])
     arrays = inputs(2, 2, 2, 3, 3, 8)

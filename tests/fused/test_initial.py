@@ -63,7 +63,9 @@ def test_the_result_is_that_over_all_keys(isa: str, bias: Any, queries: int, dty
 
 @pytest.mark.parametrize("tolerance", [0.0, 2.0**-9])
 @pytest.mark.parametrize("queries", [1, 70])
-def test_keys_are_skipped_against_what_is_known(isa: str, queries: int, tolerance: float) -> None:
+def test_keys_are_skipped_against_the_initial_result(
+    isa: str, queries: int, tolerance: float
+) -> None:
     """Far keys alone have to be read; next to near ones, they do not matter."""
     (query, key, value), near, far = apart(queries, 4000, 3800)
     bias = na.ALiBi(2, slopes=np.float32([0.5, 0.02]), sides="symmetric")

@@ -1,4 +1,4 @@
-"""Calls that are interrupted: by Ctrl-C, by signal handlers, or since memory or threads run out."""
+"""Calls that are interrupted by Ctrl-C, by signal handlers, or by missing memory or threads."""
 
 from __future__ import annotations
 

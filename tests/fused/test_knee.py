@@ -92,7 +92,7 @@ def test_results_have_the_same_bits_for_any_number_of_threads(isa: str) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-class Stranger(BiasObject):
+class UserBias(BiasObject):
     """A bias of any slopes."""
 
     def __init__(self, slopes: dict[str, Any]) -> None:
@@ -119,4 +119,4 @@ def test_a_strangers_knee_is_checked(given: dict[str, Any], message: str) -> Non
         for name, x in ({"left": 1.0, "right": 1.0} | given).items()
     }
     with pytest.raises((TypeError, ValueError), match=message):
-        na.attention(*inputs(1, HEADS, 2, 3, 5, 8), Stranger(slopes))
+        na.attention(*inputs(1, HEADS, 2, 3, 5, 8), UserBias(slopes))

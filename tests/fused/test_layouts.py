@@ -1,4 +1,4 @@
-"""Rows that lie apart in memory, as models hand them over: the same bits as adjacent rows."""
+"""Rows that are apart in memory, as models pass them: the same bits as adjacent rows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from attention_checks import NUMPY, UNIT, check, each_number_of_threads, inputs,
 
 
 def exact(rows: na.QuantizedRows) -> NDArray[np.float64]:
-    """Return the values that quantized rows stand for."""
+    """Return the values of quantized rows in float64."""
     return rows.numbers.astype(np.float64) * rows.scales.astype(np.float64)[..., None]
 
 

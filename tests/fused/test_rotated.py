@@ -28,7 +28,7 @@ GRADIENT_CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), GRADIENT_CASES)
-def test_gradients_are_those_of_torch_in_float64(name: str, options: dict[str, Any]) -> None:
+def test_gradients_equal_torch_in_float64(name: str, options: dict[str, Any]) -> None:
     """The core is called by autograd and by `attention_gradients`; float64 takes torch alone."""
     arrays = inputs(2, 4, 2, 70, 70, 16)
     rotary = ROTARY[name](16, rotary_dim=12)

@@ -1,4 +1,4 @@
-"""Packed texts: attention gives what one call for each text gives, to the bit."""
+"""Packed segments: attention equals one call per segment, to the bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Own(NamedTuple):
 
 
 def texts(queries: int) -> Iterator[Own]:
-    """Yield the texts that have some of the last queries."""
+    """Yield the segments that have some of the last queries."""
     first = TOKENS - queries
     for row, lengths in enumerate(LENGTHS):
         ends = np.cumsum(lengths)
@@ -139,7 +139,7 @@ def pairs() -> Iterator[Any]:
 
 
 def parts(own: Own, arrays: Any) -> list[Any]:
-    """Return query, key and value, or more queries, of one text."""
+    """Return query, key and value, or more queries, of one segment."""
     names = "queries", "keys", "keys"
     return [own(x, "row", "all", name) for x, name in zip(arrays, names, strict=True)]
 

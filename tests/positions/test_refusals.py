@@ -1,6 +1,6 @@
 """Error messages for wrong arguments of rotary embeddings and log-n scaling, each made to happen.
 
-`tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
+`tests/test_fuzz.py` passes many wrong values for every argument and checks the name; here each
 sentence is written once.
 """
 
@@ -23,7 +23,7 @@ def attend(**options: Any) -> Any:
 
 
 class WithFactors:
-    """An object with the method of `LogN` that attention asks for."""
+    """An object with the method of `LogN` that attention calls."""
 
     factors = None
 

@@ -101,7 +101,7 @@ def test_xpos_over_many_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
     check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
 
 
-def test_faded_keys_count_with_a_score_of_zero() -> None:
+def test_decayed_keys_count_with_a_score_of_zero() -> None:
     """Far keys are not hidden: their score is 0, so the output is the mean of the values."""
     rotary = na.XPOS(2)  # one pair, the fastest
     distance = math.ceil(-LEAST_LOG_FACTOR / rotary.fastest_rate) + 1

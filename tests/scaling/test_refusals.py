@@ -1,6 +1,6 @@
 """Error messages for wrong scalings and configs: each one made to happen.
 
-`tests/test_fuzz.py` hands every argument many wrong values and asks for its name; here each
+`tests/test_fuzz.py` passes many wrong values for every argument and checks the name; here each
 sentence is written once.
 """
 

@@ -157,7 +157,7 @@ def test_the_flattest_heads_are_flattened_and_no_other(heads: int, share: float,
 
 @pytest.mark.parametrize("heads", [1, 8, 12, 40])
 def test_max_bias_is_what_other_formats_store(heads: int) -> None:
-    """MPT's own function makes the slopes of a number of this kind; for 8 heads ours are theirs."""
+    """For 8 heads the slopes equal the slopes from MPT's function."""
     scaling = na.MaxBias(4.0)
     number = scaling.max_alibi_bias(heads)
     plain = na.alibi_slopes(heads).astype(np.float64)

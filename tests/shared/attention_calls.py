@@ -31,7 +31,7 @@ DIMS = st.integers(1, 256) | st.sampled_from((1, 8, 15, 16, 17, 32, 64, 80))
 
 @dataclass
 class Call:
-    """Arguments of one call, the visible pairs, and the expected dense bias `dense_bias`.
+    """Arguments of a call, the visible pairs, and the expected bias of all pairs.
 
     `dense_bias` is -inf for pairs that are not visible, too.
     """
@@ -122,7 +122,7 @@ def positions(
 def real_tokens(per: str, mask: NDArray[Any] | None, q: NDArray[Any], k: NDArray[Any]) -> Any:
     """Count the real keys of each row, or the tokens up to each query, for a dynamic scaling.
 
-    There is one at each position from 0 on, except where only padding stands.
+    Every position from 0 on counts, except positions that only padding has.
     """
     real = np.ones((1, k.shape[-1]), np.bool_) if mask is None else mask.astype(np.bool_)
     if per == "sequence":
@@ -169,7 +169,7 @@ def linear(
 
 
 def full_bias(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Draw values broadcastable to shape, some of them -inf, but no whole row."""
+    """Draw values broadcastable to shape, some of them -inf, but never a whole row."""
     axes = [1 if random.integers(4) == 0 else n for n in shape][random.integers(4) :]
     entries = 3 * random.standard_normal(axes)
     hidden = random.random(axes) < random.choice([0.0, 0.3])

@@ -34,7 +34,7 @@ def inputs(
 def each_isa() -> Iterator[str]:
     """Select every instruction set of this machine in turn, within one test.
 
-    The first one is restored even if the test fails, since the generator is then closed.
+    The first one is restored even if the test fails, because the generator is then closed.
     """
     before = _core.active_isa()
     try:
@@ -151,16 +151,16 @@ def expected(
     """Return reference and bounds; bias is dense, -inf where masked. u = 2^-24.
 
     Scores of all pairs are passed if they are not scale q.k: q and k were then rotated and
-    multiplied, with errors of at most 5 u of each number (sine, cosine, two products and a sum, one
+    multiplied, with errors of at most 5 u of each value (sine, cosine, two products and a sum, one
     or two factors), 10 u A of a score. Scale includes the greatest factor.
 
     Score: with A = |scale| |q| |k| its error is at most (D + 8) u A + 4 u (A + |bias|). Keys whose
-    bias is below the row's greatest by more than 2 A + 104 weigh less than float32 can represent.
+    bias is below the row's largest by more than 2 A + 104 weigh less than float32 can represent.
     Weight: its relative error is about its score's error and some u for exp2. Sums: 64 keys at a
     time, then some u a block; numerator and denominator each. Result: rounding to its dtype.
     bfloat16 weights may be rounded to bfloat16 before they meet the values. The bound for skipped
     keys is in docs/exactness.md; with dropout, results are no means of values, and
-    may change by twice the greatest one times the factor.
+    may change by twice the largest value times the factor.
     """
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
     group = query.shape[1] // key.shape[1]

@@ -36,15 +36,15 @@ class Place(NamedTuple):
         queries, keys: positions (1 or batch, length).
         real: mask of the real keys, (batch, keys), or None.
         given: whether the call has positions of the queries.
-        alike: mask of the keys of each query's text, (batch, queries, keys), or None for one text.
-        columns: the columns of the keys that the queries are, (1 or batch, queries).
+        same_segment: mask of keys in each query's segment, (batch, queries, keys), or None.
+        columns: the columns of the keys at the queries' tokens, (1 or batch, queries).
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
     real: torch.Tensor | None
     given: bool
-    alike: torch.Tensor | None
+    same_segment: torch.Tensor | None
     columns: torch.Tensor
 
     @property
@@ -104,17 +104,17 @@ class Way:
         first = 0 if self.options.get("align") == "start" else KEYS - self.queries
         columns = np.arange(first, first + self.queries)
         queries = self.options.get("query_positions", keys[..., columns])
-        real, alike, segments = self.options.get("key_padding_mask"), None, self.segments
+        real, same_segment, segments = self.options.get("key_padding_mask"), None, self.segments
         if segments is not None:
-            alike = torch.from_numpy(segments[0][:, :, None] == segments[1][:, None])
+            same_segment = torch.from_numpy(segments[0][:, :, None] == segments[1][:, None])
             queries, keys = na.reference.text_positions(*reversed(segments))
-            begins = alike.int().argmax(-1).numpy()
+            begins = same_segment.int().argmax(-1).numpy()
             columns = np.maximum(begins + queries, 0)  # some texts of queries have no keys
         return Place(
             *(torch.from_numpy(np.atleast_2d(x)) for x in (queries, keys)),
             None if real is None else torch.from_numpy(real),
             any(name in self.options for name in ("query_positions", "key_positions", "align")),
-            alike,
+            same_segment,
             torch.from_numpy(np.atleast_2d(columns)),
         )
 
@@ -382,7 +382,7 @@ class Expectation:
 
 
 def loss(output: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    """Return a number whose gradients in output and logsumexp are random."""
+    """Return a scalar whose gradients with respect to output and logsumexp are random."""
     do, dl = (torch.from_numpy(x) for x in _incoming(output))
     some = torch.where(logsumexp.isneginf(), 0.0, logsumexp)
     return (output * do).sum() + (some * dl).sum()

@@ -39,7 +39,7 @@ def standard(scaling: Any = None) -> Any:
 
     def written(place: Place) -> torch.Tensor:
         tokens = _tokens(scaling, place)
-        if place.alike is not None and getattr(scaling, "per", None) == "sequence":
+        if place.same_segment is not None and getattr(scaling, "per", None) == "sequence":
             slopes = constant(na.alibi_slopes(HEADS, scaling, tokens.ravel()))
             slopes = slopes.unflatten(0, tokens.shape).transpose(1, 2)
         else:
@@ -55,8 +55,8 @@ def _tokens(scaling: Any, place: Place) -> Any:
     if per is None:
         return None
     real = torch.ones(1, KEYS, dtype=torch.long) if place.real is None else place.real.long()
-    if place.alike is not None:
-        real = place.alike & real.bool()[:, None]
+    if place.same_segment is not None:
+        real = place.same_segment & real.bool()[:, None]
         return (real if per == "sequence" else real & (place.distance[:, 0] >= 0)).sum(2).numpy()
     if per == "sequence":
         return real.sum(1).numpy()
@@ -65,13 +65,13 @@ def _tokens(scaling: Any, place: Place) -> Any:
     return real.cumsum(1)[:, KEYS - place.queries.shape[1] :].numpy()
 
 
-def bent(place: Place, slopes: torch.Tensor, start: int, factor: Any) -> torch.Tensor:
+def knee_bias(place: Place, slopes: torch.Tensor, start: int, factor: Any) -> torch.Tensor:
     """Return -m (min(|d|, w) + max(|d| - w, 0) / G) on both sides."""
     near = place.distance.abs().clamp(max=start)
     return -heads(slopes) * (near + (place.distance.abs() - near) / factor)
 
 
-def bent_by_length(knee: na.DynamicKnee) -> Any:
+def knee_by_length(knee: na.DynamicKnee) -> Any:
     """Return a function for the dense form of a knee with the factor of `DynamicKnee`."""
 
     def written(place: Place) -> torch.Tensor:
@@ -108,7 +108,7 @@ def little(
 
 
 def of_case(name: str) -> Case:
-    """Return the case of a bias with values for each head, which the fuzzer has, too."""
+    """Return the case of a bias with parameters per head, from the fuzzer's cases."""
     case = BIAS_CASES[name]
 
     def make(*array: Any) -> Any:
@@ -203,22 +203,22 @@ CASES = {
     ),
     "ALiBi, knee": Case(
         alibi(na.Knee(6, 8.0)),
-        lambda place: bent(place, constant(na.alibi_slopes(HEADS)), 6, 8.0),
+        lambda place: knee_bias(place, constant(na.alibi_slopes(HEADS)), 6, 8.0),
         causal=True,
     ),
-    "ALiBi, dynamic knee": Case(alibi(_KNEE), bent_by_length(_KNEE), causal=True, traced=False),
+    "ALiBi, dynamic knee": Case(alibi(_KNEE), knee_by_length(_KNEE), causal=True, traced=False),
     "ALiBi, dynamic knee per sequence": Case(
-        alibi(_KNEE_OF_ROWS, sides="symmetric"), bent_by_length(_KNEE_OF_ROWS), traced=False
+        alibi(_KNEE_OF_ROWS, sides="symmetric"), knee_by_length(_KNEE_OF_ROWS), traced=False
     ),
     "ALiBi, own slopes, clamped, exempt": Case(
         alibi(na.Knee(9, math.inf), sides="symmetric", exempt=5),
-        lambda place, x: exempted(place, bent(place, x, 9, math.inf), 5),
+        lambda place, x: exempted(place, knee_bias(place, x, 9, math.inf), 5),
         (("B", "H"),),
     ),
     "ALiBi, two sides steeper from a knee on": Case(
         alibi(na.Knee(11, 0.25), sides="two_slopes"),
         lambda place, x, y: torch.where(
-            place.distance > 0, bent(place, x, 11, 0.25), bent(place, y, 11, 0.25)
+            place.distance > 0, knee_bias(place, x, 11, 0.25), knee_bias(place, y, 11, 0.25)
         ),
         (("B", "H", "Q"), ("H",)),
     ),

@@ -33,8 +33,8 @@ def run(*command: str | Path) -> str:
 def check_isolation(build: Path) -> None:
     """Check that no kernel object defines a symbol outside its instruction set's namespace.
 
-    Of several weak definitions the linker keeps one; if that is an inline function compiled for
-    AVX-512, it crashes older machines.
+    The linker keeps one of several weak definitions; an inline function compiled for AVX-512 would
+    crash older machines.
     """
     objects = list(build.rglob("ntk_alibi_kernels_*/**/*.o"))
     assert len(objects) >= 6
@@ -75,7 +75,7 @@ def check_registers(build: Path, architecture: str) -> None:
 
 
 def program_inputs(state: int, rows: int, heads: int = HEADS) -> NDArray[np.float32]:
-    """Return the values of the programs, (1, heads, rows, head_dim)."""
+    """Return the programs' inputs, (1, heads, rows, head_dim)."""
     drawn = np.empty(heads * rows * HEAD_DIM, np.float32)
     for i in range(drawn.size):
         state = (state * 1664525 + 1013904223) % 2**32
@@ -86,7 +86,7 @@ def program_inputs(state: int, rows: int, heads: int = HEADS) -> NDArray[np.floa
 def check_example(printed: str, **near: float) -> None:
     """Check the example's values by Python's attention, as near as `pytest.approx` is told.
 
-    It prints logsumexp and first output of every head at the last token.
+    The example prints the logsumexp and the first output of every head at the last token.
     """
     lines = [line.split() for line in printed.splitlines()]
     results = {(name, int(head)): (float(log), float(out)) for name, head, log, out in lines}

@@ -1,6 +1,6 @@
 """Virtual environments with a few packages of their own, for tests of other versions of them.
 
-All else is borrowed from the packages that are installed here.
+All other packages are borrowed from this environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def make_environment(folder: Path, *requirements: str) -> Path:
 
     Args:
         folder: a folder that is not there yet.
-        requirements: what pip installs, without dependencies, in front of what is borrowed.
+        requirements: what pip installs, without dependencies, before the borrowed packages.
     """
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")

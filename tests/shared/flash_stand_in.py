@@ -1,4 +1,4 @@
-"""A stand-in for flash-attn: its documented formula in float64, and what the real one refuses.
+"""A stand-in for flash-attn: its documented formula in float64, and the errors of the real one.
 
 It follows the documentation of flash_attn_func (flash-attn 2.8): tensors (batch, length, heads,
 head_dim); a causal mask and windows that are aligned at the last query and the last key; the bias

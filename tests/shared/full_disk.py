@@ -1,4 +1,4 @@
-"""A disk that is full, as far as this process can tell."""
+"""A full disk, simulated for this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unittest.mock import patch
 def full_disk(most: int) -> Iterator[None]:
     """Let no file of this process grow beyond a number of bytes.
 
-    Modules imported here leave no bytecode, since Python would store it cut off, and later
+    Modules imported here leave no bytecode, because Python would store it cut off, and later
     processes could not read it.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -95,7 +95,9 @@ class Sequence:
         the ranks.
         """
         per_token = getattr(bias, "per_token", False)
-        problem = self._own_problem() if per_token else self.problem
+        problem = self.problem
+        if per_token:
+            problem = without_positions(problem.part(slice(0, problem.shape[2]), self.own_columns))
         kernel = self.ranks.run_together(lambda: to_kernel_bias(bias, problem, like))
         if per_token:
             sums = kernel.sums.expand(problem.shape[0], -1, -1)
@@ -110,11 +112,6 @@ class Sequence:
             if _arrays.any_requires_grad(x) and (name != "dense" or _same_for_all_queries(x))
         }
         return kernel._replace(**shared, core=None) if shared else kernel
-
-    def _own_problem(self) -> Problem:
-        """Return the problem of this rank's queries and keys, without positions."""
-        queries = slice(0, self.problem.shape[2])
-        return without_positions(self.problem.part(queries, self.own_columns))
 
     def _whole_problem(self) -> Problem:
         """Return a problem with the extreme distances of all ranks, equal on every rank."""

@@ -15,7 +15,7 @@ from ntk_alibi.methods import train_length_or_default
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Name of the embedded model in commands.
+#: The name of the nano BLOOM in commands.
 NANO_BLOOM = "nano-bloom"
 
 
@@ -37,8 +37,8 @@ def nano_bloom_path() -> Path:
 def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
     """Return the name or path from which transformers loads a model.
 
-    None and "nano-bloom" stand for the embedded model, but a folder called nano-bloom, such as
-    training writes, takes precedence over the embedded model.
+    None and "nano-bloom" mean the nano BLOOM in the package. A folder called nano-bloom, such as
+    training writes, takes precedence over it.
     """
     if model is not None and not isinstance(model, str | os.PathLike):
         raise TypeError(
@@ -50,7 +50,7 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
 
 
 def reading(name: str) -> AbstractContextManager[None]:
-    """Turn what transformers raises for a damaged checkpoint into a ValueError that names it."""
+    """Turn transformers' errors for a damaged checkpoint into a ValueError that names it."""
     return _files.readable("a whole checkpoint that transformers can load", name)
 
 
@@ -74,6 +74,12 @@ def load(
             invalid ALiBi settings or an invalid training length.
         OSError: the hub does not have the model, or cannot be reached.
         ImportError: torch or transformers is not installed.
+
+    Example:
+        >>> from ntk_alibi.models import load
+        >>> model, tokenizer, train_length = load("nano-bloom")
+        >>> type(model).__name__, train_length
+        ('BloomForCausalLM', 2048)
     """
     with _installed.needed_by("load", "transformers"):
         import torch
@@ -87,9 +93,9 @@ def load(
 def load_outline(
     model: str | os.PathLike[str] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """Return what `load` returns, but for the weights, which are on torch's device "meta".
+    """Do what `load` does without reading weights, which are on torch's device "meta".
 
-    It takes no memory and little time, and tells what may be asked of the model.
+    This takes little time and memory, so that a command can check its arguments before it loads.
     """
     with _installed.needed_by("load", "transformers"):
         from ntk_alibi.models.checked_loader import WholeCausalLM
@@ -99,7 +105,7 @@ def load_outline(
 def _load(
     model: str | os.PathLike[str] | None, make: Callable[[str], PreTrainedModel]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """Return the model that a function makes of a checkpoint, its tokenizer and training length."""
+    """Return the model that `make` loads, its tokenizer and its training length."""
     from transformers import AutoTokenizer
 
     name = checkpoint_name(model)

@@ -51,11 +51,6 @@ class Family:
         return re.fullmatch(rf"{self.name.title()}(For\w+|Model)", architecture) is not None
 
 
-def _falcon_rule(config: Any) -> ModelSlopes:
-    heads = config.num_attention_heads
-    return ModelSlopes.for_falcon(heads, config.hidden_size // heads)
-
-
 BLOOM = Family(
     name="BLOOM",
     uses_alibi=lambda config: True,
@@ -65,7 +60,9 @@ BLOOM = Family(
 FALCON = Family(
     name="Falcon",
     uses_alibi=lambda config: bool(getattr(config, "alibi", False)),
-    rule=_falcon_rule,
+    rule=lambda config: ModelSlopes.for_falcon(
+        config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    ),
 )
 FAMILIES = (BLOOM, FALCON)
 

@@ -23,8 +23,8 @@ def written(
 ) -> NDArray[np.float64]:
     """Return the bias at distances (1 or batch, 1, queries, keys), by its formula."""
     far = np.maximum(np.abs(d) - knee[0], 0.0)
-    bent = np.minimum(np.abs(d), knee[0]) + far / knee[1]
-    bias = -na.reference.alibi_slopes(HEADS)[:, None, None] * bent
+    compressed = np.minimum(np.abs(d), knee[0]) + far / knee[1]
+    bias = -na.reference.alibi_slopes(HEADS)[:, None, None] * compressed
     return np.where(causal & (d < 0), -np.inf, bias)
 
 
@@ -64,10 +64,10 @@ def test_before_the_knee_every_bit_is_that_of_the_linear_bias(
     arrays = inputs(1, HEADS, 2, count, 500, 24)
     plain = na.ALiBi(HEADS, sides="causal" if causal else "symmetric")
     for knee in (na.Knee(500, 28.0), na.Knee(2**31 - 1, math.inf), na.Knee(7, 1.0)):
-        bent = na.ALiBi(HEADS, knee, sides=plain.sides)  # type: ignore[arg-type]
+        with_knee = na.ALiBi(HEADS, knee, sides=plain.sides)  # type: ignore[arg-type]
         results = [
             na.attention(*arrays, bias, causal=causal, return_logsumexp=True, skip_tolerance=None)
-            for bias in (plain, bent)
+            for bias in (plain, with_knee)
         ]
         for a, b in zip(*results, strict=True):
             if knee.factor == 1.0:  # two products in place of one

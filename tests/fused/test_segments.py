@@ -17,12 +17,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH, HEADS, KEY_HEADS, TOKENS, DIM = 2, 4, 2, 230, 8
 
-#: Lengths of texts; the queries of the last columns belong to some of them.
+#: Lengths of segments; the queries of the last columns belong to some of them.
 LENGTHS = ([70, 1, 130, 29], [100, 66, 63, 1])
 IDS = np.array([np.repeat([4, 0, -7, 2], lengths) for lengths in LENGTHS])
 
 
-class Own(NamedTuple):
+class SegmentPart(NamedTuple):
     """The part of a call's arrays that belongs to one segment."""
 
     row: int
@@ -38,62 +38,62 @@ class Own(NamedTuple):
         return slice(self.row, self.row + 1) if name == "row" else getattr(self, name)
 
 
-def texts(queries: int) -> Iterator[Own]:
+def segments(queries: int) -> Iterator[SegmentPart]:
     """Yield the segments that have some of the last queries."""
     first = TOKENS - queries
     for row, lengths in enumerate(LENGTHS):
         ends = np.cumsum(lengths)
         for begin, end in zip(ends - lengths, ends, strict=True):
             if end > first:
-                yield Own(row, slice(max(begin - first, 0), end - first), slice(begin, end))
+                yield SegmentPart(row, slice(max(begin - first, 0), end - first), slice(begin, end))
 
 
-def flat_and_steep(own: Own | None) -> na.ALiBi:
+def flat_and_steep(segment: SegmentPart | None) -> na.ALiBi:
     return na.ALiBi(HEADS, slopes=np.float32([0.0, 0.01, 0.2, 1.0]), sides="symmetric")
 
 
-def dense(own: Own | None) -> Any:
+def dense(segment: SegmentPart | None) -> Any:
     entries = random(7, BATCH, HEADS, TOKENS, TOKENS)
-    return entries if own is None else own(entries, "row", "all", "queries", "keys")
+    return entries if segment is None else segment(entries, "row", "all", "queries", "keys")
 
 
-def per_key(own: Own | None) -> Any:
+def per_key(segment: SegmentPart | None) -> Any:
     entries = random(8, HEADS, 1, TOKENS)
-    return entries if own is None else own(entries, "all", "all", "keys")
+    return entries if segment is None else segment(entries, "all", "all", "keys")
 
 
-def per_query(own: Own | None) -> na.ALiBi:
+def per_query(segment: SegmentPart | None) -> na.ALiBi:
     slopes = abs(random(9, BATCH, HEADS, TOKENS))
-    slopes = slopes if own is None else own(slopes, "row", "all", "queries")
+    slopes = slopes if segment is None else segment(slopes, "row", "all", "queries")
     return na.ALiBi(HEADS, slopes=slopes, sides="symmetric")
 
 
-def per_row(own: Own | None) -> na.ALiBi:
+def per_row(segment: SegmentPart | None) -> na.ALiBi:
     slopes = abs(random(9, BATCH, HEADS))
-    return na.ALiBi(HEADS, slopes=slopes if own is None else own(slopes, "row"))
+    return na.ALiBi(HEADS, slopes=slopes if segment is None else segment(slopes, "row"))
 
 
-def gates(own: Own | None) -> na.ForgetGates:
+def gates(segment: SegmentPart | None) -> na.ForgetGates:
     entries = -np.round(abs(random(10, BATCH, HEADS, TOKENS)), 2)
-    return na.ForgetGates(entries if own is None else own(entries, "row", "all", "keys"))
+    return na.ForgetGates(entries if segment is None else segment(entries, "row", "all", "keys"))
 
 
-#: Functions of a text, or of None for all of them together.
+#: Functions of a segment, or of None for all of them together.
 BIASES: dict[str, Any] = {
-    "none": lambda own: None,
-    "ALiBi": lambda own: na.ALiBi(HEADS),
+    "none": lambda segment: None,
+    "ALiBi": lambda segment: na.ALiBi(HEADS),
     "flat and steep": flat_and_steep,
-    "knee": lambda own: na.ALiBi(HEADS, na.Knee(40, 8.0)),
-    "dynamic per sequence": lambda own: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="sequence")),
-    "dynamic per query": lambda own: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="query")),
-    "dynamic knee": lambda own: na.ALiBi(
+    "knee": lambda segment: na.ALiBi(HEADS, na.Knee(40, 8.0)),
+    "dynamic per sequence": lambda segment: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="sequence")),
+    "dynamic per query": lambda segment: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="query")),
+    "dynamic knee": lambda segment: na.ALiBi(
         HEADS, na.DynamicKnee(20, 4.0, train_length=32, per="sequence"), sides="symmetric"
     ),
     "per query": per_query,
     "per row": per_row,
-    "exempt": lambda own: na.ALiBi(HEADS, sides="symmetric", exempt=3),
-    "BiALiBi": lambda own: na.BiALiBi(*abs(random(11, 3, HEADS))),
-    "table": lambda own: na.KerplePower([0.5, 0.1, 1.0, 0.2], [1.0, 0.5, 0.3, 2.0]),
+    "exempt": lambda segment: na.ALiBi(HEADS, sides="symmetric", exempt=3),
+    "BiALiBi": lambda segment: na.BiALiBi(*abs(random(11, 3, HEADS))),
+    "table": lambda segment: na.KerplePower([0.5, 0.1, 1.0, 0.2], [1.0, 0.5, 0.3, 2.0]),
     "gates": gates,
     "dense": dense,
     "per key": per_key,
@@ -138,14 +138,14 @@ def pairs() -> Iterator[Any]:
                 yield pytest.param(make, options, id=f"{bias}: {name}")
 
 
-def parts(own: Own, arrays: Any) -> list[Any]:
+def parts(segment: SegmentPart, arrays: Any) -> list[Any]:
     """Return query, key and value, or more queries, of one segment."""
     names = "queries", "keys", "keys"
-    return [own(x, "row", "all", name) for x, name in zip(arrays, names, strict=True)]
+    return [segment(x, "row", "all", name) for x, name in zip(arrays, names, strict=True)]
 
 
-def of_text(own: Own, options: dict[str, Any]) -> dict[str, Any]:
-    return {n: own(x, *AXES[n]) if n in AXES else x for n, x in options.items()}
+def segment_options(segment: SegmentPart, options: dict[str, Any]) -> dict[str, Any]:
+    return {n: segment(x, *AXES[n]) if n in AXES else x for n, x in options.items()}
 
 
 @pytest.mark.parametrize(("bias", "options"), [*pairs()])
@@ -154,22 +154,24 @@ def test_it_is_one_call_for_each_text(bias: Any, options: dict[str, Any]) -> Non
     both: dict[str, Any] = {"return_logsumexp": True, "return_stats": True}
     packed = na.attention(*arrays, bias(None), segment_ids=IDS, **both, **options)
     counted = np.zeros((3, BATCH, HEADS), np.int64)
-    for own in texts(TOKENS):
-        alone = na.attention(*parts(own, arrays), bias(own), **both, **of_text(own, options))
+    for segment in segments(TOKENS):
+        alone = na.attention(
+            *parts(segment, arrays), bias(segment), **both, **segment_options(segment, options)
+        )
         for whole, part in zip(packed[:2], alone[:2], strict=True):
-            np.testing.assert_array_equal(own(whole, "row", "all", "queries"), part)
-        counted[:, own.row] += [x[0] for x in vars(alone[2]).values()]
+            np.testing.assert_array_equal(segment(whole, "row", "all", "queries"), part)
+        counted[:, segment.row] += [x[0] for x in vars(alone[2]).values()]
     np.testing.assert_array_equal(counted, [*vars(packed[2]).values()])
 
 
 @pytest.mark.parametrize("queries", [1, 2, 31, 140, TOKENS])
 def test_queries_are_the_last_keys_on_every_instruction_set(isa: str, queries: int) -> None:
-    """One query decodes; texts of one block and of several have kernels of their own."""
+    """One query decodes; texts of one block and of several have kernels of their segment."""
     arrays = inputs(BATCH, HEADS, KEY_HEADS, queries, TOKENS, DIM)
     packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS)
-    for own in texts(queries):
-        alone = na.attention(*parts(own, arrays), na.ALiBi(HEADS))
-        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+    for segment in segments(queries):
+        alone = na.attention(*parts(segment, arrays), na.ALiBi(HEADS))
+        np.testing.assert_array_equal(segment(packed, "row", "all", "queries"), alone)
 
 
 @pytest.mark.parametrize("name", ["ALiBi", "flat and steep", "exempt", "dense", "gates", "table"])
@@ -182,15 +184,17 @@ def test_gradients_are_those_of_one_call_for_each_text(isa: str, name: str) -> N
         return torch.autograd.grad(na.attention(*leaves, bias, **options), leaves, do)
 
     packed = gradients(arrays, BIASES[name](None), do, segment_ids=torch.from_numpy(IDS))
-    for own in texts(TOKENS):
-        alone = gradients(parts(own, arrays), BIASES[name](own), own(do, "row", "all", "queries"))
-        for whole, part in zip(parts(own, packed), alone, strict=True):
+    for segment in segments(TOKENS):
+        alone = gradients(
+            parts(segment, arrays), BIASES[name](segment), segment(do, "row", "all", "queries")
+        )
+        for whole, part in zip(parts(segment, packed), alone, strict=True):
             assert torch.equal(whole, part)
 
 
 @pytest.mark.parametrize("name", ["ALiBi", "table"])
 def test_threads_share_small_texts_and_change_nothing(name: str) -> None:
-    """Gradients of a table are sums over texts, in one order."""
+    """Gradients of a table are sums over segments, in a fixed order."""
     lengths = [*range(1, 40, 3), 500, *range(40, 1, -3)]
     ids = np.repeat(np.arange(len(lengths)), lengths)
     arrays = inputs(1, HEADS, KEY_HEADS, len(ids), len(ids), DIM)
@@ -213,30 +217,30 @@ def test_threads_share_small_texts_and_change_nothing(name: str) -> None:
 def test_other_dtypes(dtype: Any) -> None:
     arrays = [x.astype(dtype) for x in inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)]
     packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS)
-    for own in texts(TOKENS):
-        alone = na.attention(*parts(own, arrays), na.ALiBi(HEADS))
-        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+    for segment in segments(TOKENS):
+        alone = na.attention(*parts(segment, arrays), na.ALiBi(HEADS))
+        np.testing.assert_array_equal(segment(packed, "row", "all", "queries"), alone)
 
 
 def test_quantized_keys_and_values() -> None:
     arrays = inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
     rows = [arrays[0], *map(na.QuantizedRows.of, arrays[1:])]
     packed = na.attention(*rows, na.ALiBi(HEADS), segment_ids=IDS)
-    for own in texts(TOKENS):
-        query, key, value = parts(own, arrays)
+    for segment in segments(TOKENS):
+        query, key, value = parts(segment, arrays)
         quantized = na.QuantizedRows.of(key), na.QuantizedRows.of(value)
         alone = na.attention(query, *quantized, na.ALiBi(HEADS))
-        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+        np.testing.assert_array_equal(segment(packed, "row", "all", "queries"), alone)
 
 
 def test_it_goes_on_from_results_over_other_keys() -> None:
     arrays = inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
     known = random(3, *arrays[0].shape), random(4, *arrays[0].shape[:3])
     packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS, initial=known)
-    for own in texts(TOKENS):
-        before = tuple(own(x, "row", "all", "queries") for x in known)
-        alone = na.attention(*parts(own, arrays), na.ALiBi(HEADS), initial=before)
-        np.testing.assert_array_equal(own(packed, "row", "all", "queries"), alone)
+    for segment in segments(TOKENS):
+        before = tuple(segment(x, "row", "all", "queries") for x in known)
+        alone = na.attention(*parts(segment, arrays), na.ALiBi(HEADS), initial=before)
+        np.testing.assert_array_equal(segment(packed, "row", "all", "queries"), alone)
 
 
 def test_texts_of_queries_may_lie_in_other_columns_and_have_no_keys() -> None:
@@ -248,8 +252,8 @@ def test_texts_of_queries_may_lie_in_other_columns_and_have_no_keys() -> None:
     )  # fmt: skip
     for queries, keys in ((slice(0, 2), slice(6, 9)), (slice(4, 7), slice(0, 4)),
                           (slice(7, 12), slice(4, 6))):  # fmt: skip
-        own = Own(0, queries, keys)
-        alone = na.attention(*parts(own, (query, key, value)), na.ALiBi(HEADS))
+        segment = SegmentPart(0, queries, keys)
+        alone = na.attention(*parts(segment, (query, key, value)), na.ALiBi(HEADS))
         np.testing.assert_array_equal(packed[:, :, queries], alone)
     assert (packed[:, :, 2:4] == 0).all()
     assert np.isneginf(log[:, :, 2:4]).all()
@@ -261,8 +265,8 @@ def test_gates_of_queries_in_other_columns() -> None:
     ids = {"segment_ids": [3, 3, 3, 3, 8, 8, 1, 1, 1], "query_segment_ids": [1, 1, 3, 3]}
     packed = na.attention(query, key, value, gates, **ids)
     for queries, keys in ((slice(0, 2), slice(6, 9)), (slice(2, 4), slice(0, 4))):
-        own = na.ForgetGates(gates.log_gates[:, :, keys])
-        alone = na.attention(query[:, :, queries], key[:, :, keys], value[:, :, keys], own)
+        segment = na.ForgetGates(gates.log_gates[:, :, keys])
+        alone = na.attention(query[:, :, queries], key[:, :, keys], value[:, :, keys], segment)
         np.testing.assert_allclose(packed[:, :, queries], alone, rtol=1e-6)
 
 
@@ -293,9 +297,9 @@ def test_numbers_of_one_text_reach_no_other() -> None:
 def test_forms_of_numbers(ids: Any) -> None:
     arrays = inputs(2, HEADS, KEY_HEADS, 6, 6, DIM)
     packed = na.attention(*arrays, segment_ids=ids)
-    for own in (slice(0, 2), slice(2, 5), slice(5, 6)):
-        alone = na.attention(*(x[:, :, own] for x in arrays))
-        np.testing.assert_array_equal(packed[:, :, own], alone)
+    for segment in (slice(0, 2), slice(2, 5), slice(5, 6)):
+        alone = na.attention(*(x[:, :, segment] for x in arrays))
+        np.testing.assert_array_equal(packed[:, :, segment], alone)
 
 
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 3, 5), (2, 0, 5), (2, 0, 0)])

@@ -57,7 +57,7 @@ class Meaning:
 
     Args:
         slopes: makes slopes (heads,) or (heads, queries) of plain ones and of counts (queries,).
-        bend: makes distances of distances and of counts (queries, 1).
+        compress: returns distances for distances and counts (queries, 1).
         bias: makes values (heads, queries, keys) of distances, in the place of the model's bias.
         whole: counts are of the row's tokens, not of the tokens up to each query.
         layers: the layers with these slopes, distances or values; the others are stock.
@@ -66,7 +66,7 @@ class Meaning:
     """
 
     slopes: Values | None = None
-    bend: Values | None = None
+    compress: Values | None = None
     bias: Callable[[np.ndarray], np.ndarray] | None = None
     whole: bool = False
     layers: Collection[int] | None = None
@@ -171,8 +171,8 @@ class Oracle:
             length = abs(distance)
             if applies and meaning.slopes:
                 slopes = meaning.slopes(slopes, counts)
-            if applies and meaning.bend:
-                length = meaning.bend(length, counts[:, None])
+            if applies and meaning.compress:
+                length = meaning.compress(length, counts[:, None])
             bias = torch.from_numpy(-slopes.reshape(heads, -1, 1) * length)
         if layout.divided and not (applies and meaning.bias):
             bias = bias / (self.model.config.hidden_size // heads) ** 0.5

@@ -32,7 +32,7 @@ def dynamic(plain: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.stack([na.reference.ntk_slopes(plain, factor) for factor in factors], axis=-1)
 
 
-def bent(distance: np.ndarray, counts: Any, factor: Any = 5.0) -> np.ndarray:
+def compressed(distance: np.ndarray, counts: Any, factor: Any = 5.0) -> np.ndarray:
     return np.where(distance <= 6, distance, 6 + (distance - 6) / factor)
 
 
@@ -71,10 +71,12 @@ SCALINGS = {
     ),
     "dynamic, sequence": choice(na.DynamicNTK(2.0, 8, per="sequence"), slopes=dynamic, whole=True),
     "dynamic, query": choice(na.DynamicNTK(2.0, 8, per="query"), slopes=dynamic),
-    "knee": choice(na.Knee(6, 5.0), bend=bent),
+    "knee": choice(na.Knee(6, 5.0), compress=compressed),
     "dynamic knee": choice(
         na.DynamicKnee(6, rate=4.0, train_length=8),
-        bend=lambda distance, counts: bent(distance, counts, np.maximum(4.0 * counts / 8, 1)),
+        compress=lambda distance, counts: compressed(
+            distance, counts, np.maximum(4.0 * counts / 8, 1)
+        ),
     ),
     "own bias": Choice(
         lambda heads: na.KerpleLog(*kerple(heads)),

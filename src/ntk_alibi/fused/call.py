@@ -102,17 +102,19 @@ class AttentionCall(NamedTuple):
 
     def for_key_heads(self, heads: slice) -> AttentionCall:
         """Return the call of some key heads and the query heads that read them."""
-        own = slice(heads.start * self.group, heads.stop * self.group)
-        query, factors, initial = self.query[:, own], self.factors, self.initial_logsumexp
+        query_heads = slice(heads.start * self.group, heads.stop * self.group)
+        query, factors, initial = self.query[:, query_heads], self.factors, self.initial_logsumexp
+        if factors is not None and factors.shape[1] > 1:
+            factors = factors[:, query_heads]
         return self.with_inputs(
             query,
             self.key[:, heads],
             self.value[:, heads],
-            bias=self.bias.for_heads(own),
+            bias=self.bias.for_heads(query_heads),
             problem=self.problem.for_heads(query.shape[1]),
-            factors=factors if factors is None or factors.shape[1] == 1 else factors[:, own],
-            initial_logsumexp=None if initial is None else initial[:, own],
-            dropout=self.dropout and self.dropout.part(head=own.start),
+            factors=factors,
+            initial_logsumexp=None if initial is None else initial[:, query_heads],
+            dropout=self.dropout and self.dropout.part(head=query_heads.start),
         )
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:

@@ -51,7 +51,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 def with_options(function: Function) -> Function:
     """Replace `**options` in a function's signature by the options with their defaults."""
-    own = list(inspect.signature(function).parameters.values())[:-1]
+    named = list(inspect.signature(function).parameters.values())[:-1]
     types: dict[str, Any] = AttentionOptions.__annotations__
     options = [
         inspect.Parameter(
@@ -62,5 +62,5 @@ def with_options(function: Function) -> Function:
         )
         for name, default in DEFAULTS.items()
     ]
-    function.__signature__ = inspect.Signature([*own[:4], *options, *own[4:]])  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature([*named[:4], *options, *named[4:]])  # type: ignore[attr-defined]
     return function

@@ -1,4 +1,4 @@
-"""What each query sees: masks, padding, positions and packed texts."""
+"""What each query sees: masks, padding, positions and packed segments."""
 
 from ntk_alibi.masks.mask import EVERYTHING, Mask
 from ntk_alibi.masks.problem import (

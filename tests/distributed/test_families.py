@@ -233,6 +233,9 @@ def own_loss(rank: int, size: int) -> None:
         with na.patch(model, group=group):
             assert model.loss_function is not own
     assert model.loss_function is own
+    with na.patch(model.base_model, group=group):
+        assert model.loss_function is not own
+    assert model.loss_function is own
     model.loss_function = loss
     # the patch is gone: labels are shifted by transformers again
     expected = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])

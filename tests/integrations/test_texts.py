@@ -65,6 +65,20 @@ def test_positions_by_place_and_states_without_a_cache(models: dict) -> None:
         torch.testing.assert_close(positional.logits, separately(models["falcon"]), **LOGITS)
 
 
+@families
+@pytest.mark.parametrize("argument", SOURCES)
+def test_models_around_the_patched_one_read_them(models: dict, name: str, argument: str) -> None:
+    """A model with a head drops these arguments, also where its inner model alone is patched."""
+    model, batch = models[name], packed(*TEXTS)
+    given = {"input_ids": batch["input_ids"], argument: batch[argument]}
+    with na.patch(model.base_model):
+        assert reads_texts(model, **given)
+        with na.patch(model.base_model, na.NTK(2.0)):
+            assert reads_texts(model, **given)
+        assert reads_texts(model, **given)
+    model(**given)
+
+
 def test_rows_hold_texts_of_their_own_lengths(models: dict) -> None:
     model, ids = models["bloom"], torch.arange(2, 42).view(2, 20)
     ends = torch.tensor([0, 3, 20, 31, 40])

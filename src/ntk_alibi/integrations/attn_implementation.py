@@ -23,6 +23,7 @@ from ntk_alibi.integrations.configuration import CONFIGURED
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.patching import adopt, follow_config
 from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
+from ntk_alibi.integrations.transformers_versions import models_around
 from ntk_alibi.methods import find_misspelled_settings
 
 #: Settings of a configuration.
@@ -89,7 +90,7 @@ def _patch_when_made(families: tuple[Family, ...]) -> None:
                 _follow(family, self, ours)
             elif ours:
                 for target in family.find(self):
-                    adopt(family, self, target)
+                    adopt(family, models_around(self, target), target)
 
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
 

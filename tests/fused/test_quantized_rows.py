@@ -39,7 +39,7 @@ def test_numbers_are_off_by_half_a_scale(dtype: str, size: float) -> None:
     assert rows.scales[0, 0, 0] == 0.0
 
 
-def test_tensors_give_the_numbers_of_arrays() -> None:
+def test_tensors_give_the_values_of_arrays() -> None:
     x = random(0, 2, 3, 40, 20)
     x[0, 0, 1, 2], x[0, 1, 1, 2], x[1, 1, 1] = np.inf, np.nan, 1e-42
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

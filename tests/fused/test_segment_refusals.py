@@ -52,7 +52,7 @@ def test_wrong_numbers_are_refused(options: Any, error: Any, message: str) -> No
             na.attention(*arrays, **options)
 
 
-def test_more_queries_than_keys_need_numbers_of_their_own() -> None:
+def test_more_queries_than_keys_need_query_segment_ids() -> None:
     with pytest.raises(ValueError, match="query_segment_ids must be given for more queries than"):
         na.attention(KEY, QUERY[:, :2], QUERY[:, :2], segment_ids=[0, 0, 1])
 

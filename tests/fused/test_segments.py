@@ -270,7 +270,7 @@ def test_gates_of_queries_in_other_columns() -> None:
         np.testing.assert_allclose(packed[:, :, queries], alone, rtol=1e-6)
 
 
-def test_numbers_of_one_text_reach_no_other() -> None:
+def test_values_of_one_segment_reach_no_other() -> None:
     arrays = inputs(1, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
     clean = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS[0])
     begin, end = 71, 201

@@ -37,7 +37,7 @@ def test_scalings_are_frozen() -> None:
             scaling.layers = (3,)
 
 
-def test_numbers_of_any_kind_make_the_same_scaling() -> None:
+def test_numeric_types_make_the_same_scaling() -> None:
     assert na.NTK(4) == na.NTK(np.float32(4.0)) == na.NTK(factor=np.int64(4))
     assert na.DynamicNTK(1, np.int64(2048)) == na.DynamicNTK(train_length=2048)
 

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t heads = 8, tokens = 600, room = 1024, head_dim = 64;
 
 // Numbers between -1 and 1, the same on every machine.
-std::vector<float> numbers(std::uint32_t state, std::size_t count) {
+std::vector<float> random_values(std::uint32_t state, std::size_t count) {
   std::vector<float> drawn(count);
   for (float& number : drawn) {
     state = state * 1664525u + 1013904223u;
@@ -36,9 +36,9 @@ void print(const char* name, const std::vector<float>& output, const std::vector
 
 int main() try {
   // The caches have room for more tokens than there are: strides say where rows are.
-  const std::vector<float> query = numbers(1, heads * tokens * head_dim);
-  const std::vector<float> key = numbers(2, heads * room * head_dim);
-  const std::vector<float> value = numbers(3, heads * room * head_dim);
+  const std::vector<float> query = random_values(1, heads * tokens * head_dim);
+  const std::vector<float> key = random_values(2, heads * room * head_dim);
+  const std::vector<float> value = random_values(3, heads * room * head_dim);
   const std::vector<float> slopes = ntk_alibi::alibi_slopes(heads);
   std::vector<float> output(query.size());
   std::vector<double> logsumexp(heads * tokens);
@@ -57,7 +57,7 @@ int main() try {
   print("prompt", output, logsumexp, tokens);
 
   // The next token: one query for each head, one key more, and no key is left out.
-  const std::vector<float> next = numbers(4, heads * head_dim);
+  const std::vector<float> next = random_values(4, heads * head_dim);
   ntk_alibi::AttentionArguments token = prompt;
   token.query_length = 1;
   token.key_length = tokens + 1;

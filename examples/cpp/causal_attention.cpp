@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t heads = 8, tokens = 600, room = 1024, head_dim = 64;
 
-// Numbers between -1 and 1, the same on every machine.
+// Values between -1 and 1, the same on every machine.
 std::vector<float> random_values(std::uint32_t state, std::size_t count) {
   std::vector<float> drawn(count);
   for (float& number : drawn) {

@@ -70,10 +70,10 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) ->
     """generate() passes causal masks to models with a static cache; other masks are refused."""
     padding = MASKS["left"].bool()
     causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & padding[:, None, None, :]
-    numbers = torch.where(causal, 0.0, torch.finfo(torch.float32).min)
+    added = torch.where(causal, 0.0, torch.finfo(torch.float32).min)
     with na.patch(models[name]):
         expected = run(models[name], ids, padding)
-        for mask in (causal, numbers):
+        for mask in (causal, added):
             assert torch.equal(run(models[name], ids, mask), expected)
         message = r"must have shape .*= \(3, 40\) .* or be the causal mask .* got another mask of"
         with pytest.raises(ValueError, match=message):
@@ -101,7 +101,7 @@ def test_masks_of_four_dimensions_of_encoders(ids: torch.Tensor, name: str) -> N
 
 @families
 def test_masks_hold_zeros_and_ones(models: dict, ids: torch.Tensor, name: str) -> None:
-    """transformers takes 2, -1 or NaN for 1, and numbers to add to scores for their opposite."""
+    """transformers takes 2, -1 or NaN for 1, and values to add to scores for their opposite."""
     model, padding = models[name], MASKS["left"]
     added = torch.where(padding.bool(), 0.0, -torch.inf)
     wrong = [torch.full(padding.shape, number) for number in (2, -1, 0.5, math.nan)]

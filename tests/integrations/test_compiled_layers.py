@@ -11,6 +11,7 @@ import transformers
 
 import ntk_alibi as na
 from family_models import make_model
+from ntk_alibi.integrations.arguments import CACHE
 
 
 class Warnings(logging.Handler):
@@ -35,21 +36,31 @@ def inner(name: str, layers: int) -> Any:
     return transformers.T5EncoderModel(config).eval()
 
 
-def graphs(name: str, layers: int, **patch: Any) -> int:
-    """Return the number of graphs of a patched model, which computes what it does uncompiled.
+IDS = torch.arange(18).view(2, 9) + 3
+MASK = (torch.arange(9) >= torch.tensor([[0], [3]])).long()
 
-    It runs without a mask, and with padding that the graphs of the first call do not know.
-    """
+
+def prompts(model: Any) -> list[torch.Tensor]:
+    """Run a prompt without a mask, and one with padding that the first graphs do not know."""
+    return [model(IDS)[0], model(IDS, attention_mask=MASK)[0][MASK != 0]]
+
+
+def tokens_of_a_cache(model: Any) -> list[torch.Tensor]:
+    """Run a prompt with padding, two tokens and a last part."""
+    cache = {CACHE: transformers.DynamicCache()}
+    parts = ((0, 5), (5, 6), (6, 7), (7, 9))
+    return [model(IDS[:, a:b], attention_mask=MASK[:, :b], **cache)[0][:, -1] for a, b in parts]
+
+
+def graphs(name: str, layers: int, calls: Any = prompts, **patch: Any) -> int:
+    """Return the number of graphs of a patched model, which computes what it does uncompiled."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    model, ids, heard = inner(name, layers), torch.arange(18).view(2, 9) + 3, Warnings()
-    mask = (torch.arange(9) >= torch.tensor([[0], [3]])).long()
+    model, heard = inner(name, layers), Warnings()
     logging.getLogger("torch._dynamo").addHandler(heard)
     try:
         with torch.no_grad(), na.patch(model, **patch):
-            compiled = torch.compile(model, backend="eager")
-            expected = model(ids)[0], model(ids, attention_mask=mask)[0][mask != 0]
-            found = compiled(ids)[0], compiled(ids, attention_mask=mask)[0][mask != 0]
+            expected, found = calls(model), calls(torch.compile(model, backend="eager"))
     finally:
         logging.getLogger("torch._dynamo").removeHandler(heard)
         torch.compiler.reset()
@@ -72,3 +83,12 @@ def graphs(name: str, layers: int, **patch: Any) -> int:
 )
 def test_more_layers_need_no_more_graphs(name: str, options: dict[str, Any]) -> None:
     assert graphs(name, 12, **options) <= graphs(name, 2, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+@pytest.mark.parametrize("options", [{}, {"attention": "eager"}], ids=str)
+def test_nor_do_they_with_a_cache(name: str, options: dict[str, Any]) -> None:
+    few = graphs(name, 2, tokens_of_a_cache, **options)
+    assert graphs(name, 12, tokens_of_a_cache, **options) <= few

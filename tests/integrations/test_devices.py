@@ -1,6 +1,6 @@
 """Patched passes on other devices read no number of a tensor on the host.
 
-Tensors of the device "meta" have no numbers, and raise where one is read: they stand for a GPU,
+Tensors of the device "meta" have no values, and raise where one is read, in the place of a GPU,
 where the host would wait.
 """
 

@@ -18,7 +18,7 @@ from repository import ROOT
 
 pytestmark = pytest.mark.slow  # needs engines of exported models
 
-quiet = pytest.mark.filterwarnings("ignore")  # those of the exporters and runtimes
+quiet = pytest.mark.filterwarnings("ignore")  # of exporters and runtimes
 
 
 @quiet

@@ -35,7 +35,7 @@ ids = batch()
 
 
 def at_distances(bias: BiasObject) -> Any:
-    """Return the numbers of a bias as a function of distances."""
+    """Return the values of a bias as a function of distances."""
     row = np.asarray(bias.tensor(1, 2 * LENGTH), np.float64)[0, :, 0]
     return lambda distance: row[:, 2 * LENGTH - 1 - distance.astype(int)]
 

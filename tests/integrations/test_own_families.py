@@ -83,7 +83,7 @@ def test_nested_patches_and_undo() -> None:
     before, stock = dict(vars(model)), run(model, ids, mask)
     first = na.patch(model, na.NTK(4.0), family=toy_family())
     alone = run(model, ids, mask)
-    second = na.patch(model, na.FlatHeads(8.0))  # the family is that of the patch in force
+    second = na.patch(model, na.FlatHeads(8.0))  # the family of the patch in force
     assert [x.scaling for x in na.patched(model)] == [na.NTK(4.0), na.FlatHeads(8.0)]
     second.undo()
     assert torch.equal(run(model, ids, mask), alone)
@@ -110,7 +110,7 @@ def test_masks_of_several_forms_are_read_and_others_refused() -> None:
         for wrong, message in (
             (mask[:, 1:], r"mask must have shape \(2, 37\)"),
             (added.expand(2, 1, 37, 37), r"mask must have shape \(2, 37\)"),
-            (added.bool(), "mask must be of numbers to add"),
+            (added.bool(), "mask must be of values to add"),
             (added + 0.5, "mask must be 0 for real keys and below -1000"),
         ):
             with pytest.raises(ValueError, match=message):
@@ -200,7 +200,7 @@ def test_a_family_can_say_the_training_length() -> None:
     with na.patch(model, na.DynamicNTK(1.0, per="sequence"), family=family) as patch:
         assert patch.scaling.train_length == 16
         run(model, ids, mask)
-    with pytest.warns(UserWarning, match="the model's config says 16"):
+    with pytest.warns(UserWarning, match="the model's config has 16"):
         na.patch(model, na.DynamicNTK(1.0, 512, per="sequence"), family=family).undo()
 
 

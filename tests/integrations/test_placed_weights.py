@@ -17,7 +17,7 @@ from table_families import HEADS, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
-#: Float32 sums through two layers, at numbers of about 1 (T5: about 5).
+#: Float32 sums through two layers, at states of about 1 (T5: about 5).
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 
 FAMILIES = ("bloom", "mpt", "falcon", "t5, encoder", "umt5", "mpnet")
@@ -43,8 +43,8 @@ def run(model: Any) -> torch.Tensor:
 
 
 def loss(model: Any) -> torch.Tensor:
-    numbers = output(model).flatten()
-    return (numbers * torch.linspace(-1, 1, len(numbers))).sum()
+    states = output(model).flatten()
+    return (states * torch.linspace(-1, 1, len(states))).sum()
 
 
 def cpu_offloaded(model: Any, folder: Path) -> Any:
@@ -127,7 +127,7 @@ def test_lora(family: str, first: str) -> None:
 @pytest.mark.parametrize("family", ["bloom", "mpt", "falcon, heads of keys"])
 @forms
 def test_prefix_tuning_trains_its_prefix(family: str, form: Any) -> None:
-    """The model is frozen: of all keys and values those of the prefix alone require gradients."""
+    """The model is frozen: of all keys and values the prefix's alone require gradients."""
     peft = pytest.importorskip("peft")
     sizes = {"num_attention_heads": HEADS, "num_layers": 2, "token_dim": 16 * HEADS}
     config = peft.PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM", **sizes)

@@ -220,7 +220,7 @@ def test_pushing_to_a_hub_keeps_the_patch(monkeypatch: pytest.MonkeyPatch) -> No
 
     repository = type("Repository", (), {"repo_id": "me/model"})
     for create in ("huggingface_hub.HfApi.create_repo", "transformers.utils.hub.create_repo"):
-        # the latter is that of older versions
+        # the latter in older versions
         monkeypatch.setattr(create, lambda *_, **__: repository, raising=False)
     card = type("Card", (), {"save": lambda *_: None})
     monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: card())

@@ -90,7 +90,7 @@ def states(output: Any) -> torch.Tensor:
 
 
 def probe(like: torch.Tensor) -> torch.Tensor:
-    """Return fixed random numbers: sums of normalised states have no gradient."""
+    """Return fixed random values: sums of normalised states have no gradient."""
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(3))
 
 

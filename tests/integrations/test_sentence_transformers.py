@@ -27,7 +27,7 @@ WORDS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{i}" for i in range(59)
 TEXTS = [" ".join(f"w{(i * k) % 59}" for i in range(5 * k)) for k in (1, 3, 7, 2)]
 NAMED = {"attn_implementation": "ntk_alibi"}
 
-#: Float32 sums through two layers, at numbers of about 1.
+#: Float32 sums through two layers, at states of about 1.
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
 
 #: Classes of transformers' models, and the families whose small models they are made from.

@@ -104,24 +104,24 @@ def test_checkpointed_layers_know_the_texts(reentrant: bool) -> None:
 
 def test_what_does_not_go_with_texts_is_refused(models: dict) -> None:
     batch, model = packed(*TEXTS), models["bloom"]
-    ids, numbers = batch["input_ids"], batch["seq_idx"]
+    ids, segments = batch["input_ids"], batch["seq_idx"]
     mask = torch.ones_like(ids)
     hidden = mask.clone()
     hidden[0, 0] = 0
     with na.patch(model):
-        assert reads_texts(model, input_ids=ids, seq_idx=numbers, attention_mask=mask)
+        assert reads_texts(model, input_ids=ids, seq_idx=segments, attention_mask=mask)
         for other in (
             {CACHE: transformers.DynamicCache()},
             {"use_cache": True},
             {"attention_mask": hidden},
         ):
-            refused("seq_idx", model, input_ids=ids, seq_idx=numbers, **other)
+            refused("seq_idx", model, input_ids=ids, seq_idx=segments, **other)
         for given in ("max_length_q", "max_length_k"):
             refused(given, model, input_ids=ids, **{given: 17})
-            refused(given, model, input_ids=ids, seq_idx=numbers, **{given: 16})
-            model(ids, seq_idx=numbers, **{given: 17})
-        refused("seq_idx", model, **{**batch, "seq_idx": numbers.clamp(max=1)})
-        refused("seq_idx", model, input_ids=ids, seq_idx=numbers % 2)
+            refused(given, model, input_ids=ids, seq_idx=segments, **{given: 16})
+            model(ids, seq_idx=segments, **{given: 17})
+        refused("seq_idx", model, **{**batch, "seq_idx": segments.clamp(max=1)})
+        refused("seq_idx", model, input_ids=ids, seq_idx=segments % 2)
         for ends in ([0, 5, 30], [0, 5, 32], [1, 5, 31], [0, 9, 5, 31]):
             refused("cu_seq_lens_k", model, input_ids=ids, cu_seq_lens_k=torch.tensor(ends))
         two_rows = {"input_ids": ids[:, :30].view(2, 15), "cu_seq_lens_q": torch.tensor([0, 9, 30])}
@@ -131,7 +131,7 @@ def test_what_does_not_go_with_texts_is_refused(models: dict) -> None:
             "cache", model, input_ids=ids, read_index=[], **{CACHE: transformers.DynamicCache()}
         )
     with na.patch(model, attention="traceable"):
-        refused("seq_idx", model, input_ids=ids, seq_idx=numbers)
+        refused("seq_idx", model, input_ids=ids, seq_idx=segments)
 
 
 @families
@@ -170,7 +170,7 @@ def test_positions_of_padding_are_no_texts(
 def test_generated_tokens_behind_padding_on_the_right_go_on(
     models: dict, ids: torch.Tensor, use_cache: bool
 ) -> None:
-    """generate() counts their positions on from those of the padding; Falcon takes them."""
+    """generate() counts their positions on from the padding's; Falcon takes them."""
     model, mask = models["falcon"], torch.ones(2, 12, dtype=torch.long)
     mask[0, 7:] = 0
     given: dict[str, Any] = {"attention_mask": mask, "use_cache": use_cache, "max_new_tokens": 4}
@@ -260,7 +260,7 @@ def test_continuous_batching_says_why_it_fails(
         table = {"cache": object(), "block_table": torch.zeros(1)}
         refused("block_table", models["mpt"], **table)
         refused("cache", models["mpt"], cache=SimpleNamespace(update=lambda key, value: None))
-        if CACHE != "cache":  # before transformers 5.24, `cache` was that of a paged cache alone
+        if CACHE != "cache":  # before transformers 5.24, `cache` was a paged cache alone
             refused("cache", models["mpt"], cache=transformers.DynamicCache())
 
 

@@ -61,7 +61,7 @@ def test_texts_longer_than_an_mpt_was_made_for(models: dict) -> None:
 
 
 @families
-@pytest.mark.parametrize("kind", ["boolean", "numbers", "-10000"])
+@pytest.mark.parametrize("kind", ["boolean", "added", "-10000"])
 def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str, kind: str) -> None:
     """Distances count the keys that a query sees, so packed texts equal each text alone."""
     model, cut = models[name], 17
@@ -99,7 +99,7 @@ def test_exported_for_any_batch_and_length(
 
 @families
 def test_traced_by_make_fx(models: dict, ids: torch.Tensor, name: str) -> None:
-    """Falcon of transformers 5.24 reads numbers of its positions where it has no mask."""
+    """Falcon of transformers 5.24 reads its positions where it has no mask."""
     logits, mask = Logits(models[name]), [torch.ones_like(ids)]
     mask = mask if name == "falcon" and CACHE == "cache" else []
     with torch.no_grad(), na.patch(models[name], na.NTK(4.0), attention="traceable"):

@@ -1,4 +1,4 @@
-"""Scalings whose training length is that of the patched model."""
+"""Scalings whose training length the patched model gives."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_length_far_from_the_model_s_gives_a_warning(name: str, train_length: 
             pass
     for far in (train_length // 2 - 1, 2 * train_length + 1):
         model, scaling = make_model(name, **CONFIGS[name]), na.DynamicNTK(1.0, far)
-        says = f"train_length of .* is {far}, but the model's config says {train_length}"
+        says = f"train_length of .* is {far}, but the model's config has {train_length}"
         with pytest.warns(UserWarning, match=says) as caught, na.patch(model, scaling):
             pass
         assert caught[0].filename == __file__

@@ -19,10 +19,10 @@ CACHES = (
     f"{FOLDER}/test_texts.py::test_continuous_batching_says_why_it_fails",
 )
 
-#: Versions, and what of the quick tests runs on them: all on the oldest, those of BLOOM on 5.18,
+#: Versions, and what of the quick tests runs on them: all on the oldest, BLOOM's tests on 5.18,
 #: where generate() passes a mask of ones on, and on 5.20, where it drops it and the model builds
 #: one. From 5.21 on the model builds the bias inline instead. On 5.23, the last one whose models
-#: take caches as past_key_values, those of all families run, and those of caches.
+#: take caches as past_key_values, the tests of all families run, and of caches.
 VERSIONS = {
     "5.4.0": (FOLDER,),
     "5.18.0": (BLOOM,),
@@ -34,7 +34,7 @@ VERSIONS = {
 NEEDS = {"5.4.0": ("tokenizers<=0.23.0", "huggingface-hub<2")}
 
 #: Tests that need not pass on a version: 5.4 draws the loaded weights of the abridged remote code
-#: anew, also those of models without a patch; its Switch does not run in float64.
+#: anew, in models without a patch, too; its Switch does not run in float64.
 LEFT_OUT = {
     "5.4.0": (
         f"{FOLDER}/families/test_baichuan.py::test_a_saved_model_is_the_unpatched_one",

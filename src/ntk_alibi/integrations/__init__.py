@@ -92,9 +92,9 @@ def patch(
             these layers, and the others keep plain ALiBi. (T5, its relatives and MPNet have no
             slopes to scale, and take None or a bias.) It may also be a dict for
             `scaling_from_config`, or a method's name on the command line, such as "ntk:4" or
-            "flat:8:logn=0.5", whose training length is that of the model's config. Or a bias in the
+            "flat:8:logn=0.5", whose training length is in the model's config. Or a bias in the
             place of the model's own, added to scaled scores in every family: a `BiasObject` for the
-            model's heads; a torch module that returns one without hidden states, as those of
+            model's heads; a torch module that returns one without hidden states, as in
             `ntk_alibi.torch.learned_bias`, which becomes the submodule `ntk_alibi_bias` of the
             model whose layers attend; or a dict of layers to them, whose other layers keep their
             own. It needs "fused" or "eager", and has no group.
@@ -113,13 +113,13 @@ def patch(
             sinks and the window.
         causal_block: length of blocks; a token sees its own block up to itself, and the one before.
         log_n: a training length, or a `LogN`: scores grow with the logarithm of the number of keys
-            that a query sees, in a cache or not. With attention="eager" the scores are then those
-            of this package, not of transformers.
+            that a query sees, in a cache or not. With attention="eager" this package then
+            computes the scores, not transformers.
         group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension, whose ranks
             share one text: each passes its part of input_ids and attention_mask, as
             `ntk_alibi.torch.shard` cuts them, and gets the logits of its tokens. A loss is computed
-            from labels that were shifted before they were cut; its mean over the ranks is that of
-            the whole text, as DDP and FSDP average gradients. With a `ShardedCache`, generate()
+            from labels that were shifted before they were cut; its mean over the ranks is the mean
+            over the text, as DDP and FSDP average gradients. With a `ShardedCache`, generate()
             takes the whole prompt on every rank. Needs "fused", and has no sinks.
         layout: "zigzag" for parts that `shard` cut with layout="zigzag": two runs a rank, one from
             each end, which gives all ranks the same work. It needs group, and has no cache.
@@ -132,8 +132,8 @@ def patch(
     Raises:
         TypeError: model is no torch module, scaling is no scaling, or family is no family.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
-            own, or has no layer of a number that the scaling names; a bias is of other heads, or
-            has numbers of single tokens; window or causal_block is below 1; sink is below 0, or
+            own, or has no layer that the scaling names; a bias is of other heads, or
+            has values of single tokens; window or causal_block is below 1; sink is below 0, or
             given without window and causal_block; layout is unknown, or comes without group;
             attention="traceable" comes with a scaling of lengths, a mask option, or a model made
             with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds other tokens
@@ -243,7 +243,7 @@ def patched(model: nn.Module) -> list[PatchHandle]:
 
 
 def unpatch(model: nn.Module) -> None:
-    """Take all patches of a model back, whoever holds their handles.
+    """Take back all patches of a model, also those whose handles are gone.
 
     Args:
         model: a torch module; one without patches stays as it is.

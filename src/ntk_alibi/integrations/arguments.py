@@ -15,7 +15,7 @@ from torch import nn
 from ntk_alibi.integrations.transformers_versions import transformers_version
 
 #: The names of the cache in the installed version, the current one first. Before 5.24 `cache` was
-#: that of the paged cache of continuous batching alone.
+#: the paged cache of continuous batching alone.
 CACHES = (
     ("cache", "past_key_values")
     if Version(transformers_version() or "0") >= Version("5.24")
@@ -65,7 +65,7 @@ def paged_cache_of(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_cache_in_use(arguments: Mapping[str, Any]) -> None:
-    """Refuse the second pass of generate() with a cache in a call that says that there is none.
+    """Refuse the second pass of generate() with a cache in a call whose use_cache is False.
 
     generate() passes the whole text then, one token more than the cache holds, and the cache would
     hold it twice. Other calls may read a cache without a wish to keep it.

@@ -25,7 +25,7 @@ from ntk_alibi.integrations.tokens import NAME, Tokens
 
 
 class MaskPasses:
-    """The passes that a model's layers share, where transformers did not hand them their tokens.
+    """The passes that a model's layers share, where transformers did not pass `Tokens` to them.
 
     Copies and pickles hold none.
 
@@ -53,7 +53,7 @@ class Attend:
         number: the number of the layer.
         rule: the rule of the model's slopes.
         causal: whether queries see no keys ahead of them.
-        crosses: whether keys are those of other states, which have no bias.
+        crosses: whether keys are of other states, and have no bias.
         table: a `LayerTable` of the model's own bias, or None for slopes.
         others: the passes of masks that transformers' mask function did not return.
         ends: whether this is the last layer of a pass.
@@ -85,14 +85,14 @@ class Attend:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the attention of queries to keys with the bias of this layer.
 
-        Layers that hand over the same mask object share what is made of it.
+        Layers that pass the same mask object share what is made of it.
 
         Args:
             query: (batch, heads, queries, head_dim), the last query at the last key.
-            key: (batch, heads or a divisor of them, keys, head_dim), without those of `cache`.
+            key: (batch, heads or a divisor of them, keys, head_dim), without the keys of `cache`.
             value: as key.
             mask: what the layer got as its mask: transformers' `Tokens`, or the padding of keys as
-                (batch, keys), not 0 for real ones, or as numbers to add to scores, (batch, 1, 1,
+                (batch, keys), not 0 for real ones, or as values to add to scores, (batch, 1, 1,
                 keys): 0 for real ones and below -1000 for hidden ones.
             cache: a cache of transformers, which holds the keys before these and gets these, or
                 None.
@@ -149,8 +149,8 @@ class Attend:
         formed = None
         if fused:
             norms = norms if in_core else None
-            numbers = query, key, value, scale, dropout
-            output = self._fused(forward_pass, bias, *numbers, in_core=in_core, norms=norms)
+            given = query, key, value, scale, dropout
+            output = self._fused(forward_pass, bias, *given, in_core=in_core, norms=norms)
         else:
             output, formed = _densely(forward_pass, bias, query, key, value, scale, dropout)
             formed = formed if capacity == length else F.pad(formed, (0, capacity - length))
@@ -219,7 +219,7 @@ class Attend:
     def pass_of(
         self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool
     ) -> ForwardPass:
-        """Return the pass of a layer's tokens: that of the layer before, if they are the same."""
+        """Return the pass of a layer's tokens: the previous layer's pass, if they are the same."""
         if isinstance(mask, Tokens):
             if mask.made is None:
                 mask.made = make_pass(self, mask, sizes, device, cache, weights=weights)
@@ -293,6 +293,6 @@ def _densely(
 
 
 def eager_bias(forward_pass: ForwardPass, bias: Any, like: torch.Tensor) -> torch.Tensor:
-    """Return the bias of all pairs, float32, its dtype's least number for hidden keys."""
-    numbers, seen = forward_pass.pairs(bias, like)
-    return numbers.masked_fill(~seen, torch.finfo(numbers.dtype).min)
+    """Return the bias of all pairs, float32, its dtype's least value for hidden keys."""
+    values, seen = forward_pass.pairs(bias, like)
+    return values.masked_fill(~seen, torch.finfo(values.dtype).min)

@@ -225,9 +225,9 @@ def own_tokens(
     return OwnTokens(ranks, columns[ranks.rank], plain), whole
 
 
-def _checksum(numbers: torch.Tensor) -> int:
-    """Return a checksum of integers, the same for the same numbers."""
-    return zlib.crc32(_arrays.to_numpy(numbers.detach()).tobytes())
+def _checksum(integers: torch.Tensor) -> int:
+    """Return a checksum, the same for the same integers."""
+    return zlib.crc32(_arrays.to_numpy(integers.detach()).tobytes())
 
 
 def _share_kept_tokens(model: nn.Module, ranks: Ranks, lengths: list[int], keep: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-#: Numbers that a mask adds to scores hide a key below this one: float32 weights are then 0.
+#: Values that a mask adds to scores hide a key below this one: float32 weights are then 0.
 HIDES = -1e3
 
 

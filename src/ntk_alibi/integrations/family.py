@@ -46,8 +46,8 @@ class Code:
 
     Attributes:
         model: the name of the class that holds the layers.
-        attention: that of its attention layers.
-        config: that of its configuration.
+        attention: the name of its attention layers' class.
+        config: the name of its configuration's class.
         parameters: parameters that the forward of an attention layer must have.
         methods: those that other methods of the model must have, by the methods' names.
     """
@@ -108,12 +108,12 @@ class Family:
             own layer runs on the example.
         train_length: train_length(model) returns the training length, or None where a scaling must
             have it.
-        code: the code of transformers that the patch was written for, which hands `Tokens` to the
-            layers; None for models whose layers are compared in numbers.
+        code: the code of transformers that the patch was written for, which passes `Tokens` to
+            the layers; None for models whose layers are compared by their outputs.
         tables: tables(model) returns the `Table` of each layer, for models with a learned bias in
             place of slopes, or None.
-        crossing: crossing(model) returns layers over the states of another model, with the numbers
-            of the layers before them.
+        crossing: crossing(model) returns layers over the states of another model, in the
+            order of the layers before them.
         output: the name of a layer's product with the outputs of its heads, whose weight tensor
             parallelism divides; "" where the family has none.
         traceable: returns the replacements in a model with attention="traceable", or None.
@@ -198,7 +198,7 @@ class Family:
         return getattr(import_module("transformers"), self.code.config)
 
     def stated_length(self, model: Any) -> int | None:
-        """Return the training length that a model says, or None."""
+        """Return the training length in a model's configuration, or None."""
         return find_train_length(model.config) if self.shares_texts else self.train_length(model)
 
     def filled_length(self, model: Any) -> int | None:
@@ -212,7 +212,7 @@ class Family:
         name = self.name
         if self.tables is not None and settings.scaling is not None:
             raise ValueError(
-                f"scaling must be None or a bias for {name}, which has learned numbers and no "
+                f"scaling must be None or a bias for {name}, which has learned buckets and no "
                 f"slopes, got {settings.scaling!r}"
             )
         if self.shares_texts:
@@ -305,8 +305,8 @@ def check_heads(layer: Any, model: Any, sloped: int) -> None:
     if not every == computed == sloped:
         raise ValueError(
             f"{type(layer).__name__} must compute all {every} heads with their slopes, got "
-            f"{computed} heads and slopes of {sloped}: the slopes of some heads are not those of a "
-            "model with so few; ntk_alibi.tp_plan divides a model for tensor parallelism"
+            f"{computed} heads and slopes of {sloped}: some heads of a model have other slopes "
+            "than a model with so few; ntk_alibi.tp_plan divides a model for tensor parallelism"
         )
 
 

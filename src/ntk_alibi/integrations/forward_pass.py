@@ -1,6 +1,6 @@
 """One forward pass of a patched model: a `Problem`, made once, and the bias of each layer.
 
-The problem says which tokens are real, where they stand, and which keys each query sees. All biases
+The problem holds which tokens are real, their positions, and which keys each query sees. All biases
 are asked for this whole problem; their kernel forms are shared by the layers that have the same.
 """
 
@@ -31,13 +31,13 @@ ALL = slice(None)
 #: Message of torch where it cannot trace a patched model in one graph.
 WAY_TO_TRACE = (
     "ntk_alibi: attention must be 'traceable' for torch.export and for torch.compile with "
-    "fullgraph=True, since the other forms read numbers of the mask: use patch(model, scaling, "
+    "fullgraph=True, since the other forms read the entries of the mask: use patch(model, scaling, "
     "attention='traceable'); fullgraph must be False for a model of a family without such a form"
 )
 
 
 def untraced(function: Function) -> Function:
-    """Exclude a function from torch.compile, since it depends on the numbers of the mask."""
+    """Exclude a function from torch.compile, since it depends on the entries of the mask."""
     return cast(Function, torch.compiler.disable(function, reason=WAY_TO_TRACE))
 
 
@@ -48,7 +48,7 @@ class PackedTexts:
     Attributes:
         queries: the number of its text for each new token, (rows, tokens).
         keys: the same for each key, (rows, keys).
-        cache: what adds new keys to those of a paged cache, or None.
+        cache: what adds new keys to a paged cache, or None.
     """
 
     queries: torch.Tensor
@@ -138,8 +138,8 @@ class ForwardPass:
     def memo(self, bias: Any, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function, bias and key.
 
-        What autograd follows is made each time: a checkpointed layer runs again, and needs numbers
-        of its own. So is what it may follow, where a bias does not say its parameters.
+        What autograd follows is made each time: a checkpointed layer runs again, and needs
+        tensors of its own. So is what it may follow, where a bias does not list its parameters.
 
         Args:
             bias: the bias on which the result depends, or what returns it, or None.
@@ -148,12 +148,12 @@ class ForwardPass:
             arguments: its arguments.
         """
         parameters: Any = () if bias is None else getattr(bias, "parameters", None)
-        known = isinstance(parameters, tuple)  # those of a module are a method
+        known = isinstance(parameters, tuple)  # a module's parameters are a method
         if _arrays.is_recorded(*parameters) if known else torch.is_grad_enabled():
             return make(*arguments)
         place = make, id(bias), key
         if place not in self._made:
-            self._made[place] = make(*arguments), bias  # which thus keeps its id
+            self._made[place] = make(*arguments), bias  # which keeps its id
         return cast(Made, self._made[place][0])
 
     def factors(self, like: Any) -> Any:
@@ -173,11 +173,11 @@ class ForwardPass:
         return factors[:, self.heads]
 
     def parts(self, bias: BiasObject, like: Any) -> list[Part]:
-        """Return the problem with a bias, in two parts if sinks stand closer than their columns.
+        """Return the problem with a bias, in two parts if sinks are closer than their columns.
 
         Args:
             bias: the bias of all heads of the model.
-            like: None for NumPy numbers, or a tensor of the call, as for `kernel_bias`.
+            like: None for NumPy arrays, or a tensor of the call, as for `kernel_bias`.
         """
         if like is None and bias is self._same:  # without parameters, in the core
             if self._in_core is None:
@@ -211,7 +211,7 @@ class ForwardPass:
 
         Both broadcast to (batch, heads, queries, keys); the bias of other keys is 0.
         """
-        numbers, seen = [], []
+        values, seen = [], []
         queries, columns = self.problem.shape[2:]
         segments = self.problem.segment_ids
         for part in self.parts(bias, like):
@@ -219,18 +219,18 @@ class ForwardPass:
             begin = part.keys.start or 0
             around = begin, columns - begin - part.problem.shape[3]
             own = torch.where(shown, own.float(), 0.0)
-            numbers.append(own if around == (0, 0) else F.pad(own, around))
+            values.append(own if around == (0, 0) else F.pad(own, around))
             seen.append(shown if around == (0, 0) else F.pad(shown, around))
         if len(seen) == 2:  # no key is in both parts
-            numbers, seen = [numbers[0] + numbers[1]], [seen[0] | seen[1]]
+            values, seen = [values[0] + values[1]], [seen[0] | seen[1]]
         if segments is not None:
             of_queries, of_keys = (_arrays.as_tensor(ids, like, None) for ids in segments)
             own_text = of_queries[:, None, :, None] == of_keys[:, None, None, :]
-            return numbers[0], seen[0] & own_text
+            return values[0], seen[0] & own_text
         if not self.problem.mask.causal:
-            return numbers[0], seen[0]
+            return values[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
-        return numbers[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)
+        return values[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)
 
 
 def _kind(like: Any) -> Any:
@@ -276,7 +276,7 @@ def problem_of(
         skipped: (batch,), real tokens that are neither among the keys nor queries, or None: a
             `WindowCache` evicted them between the sinks and the window.
         unpadded: whether all keys are known to be real. On other devices than the CPU masks are not
-            read: the host would have to wait for them. What torch traces has no numbers to count.
+            read: the host would have to wait for them. What torch traces has no values to count.
         texts: the texts of packed rows without padding, or None.
     """
     batch, keys = real.shape

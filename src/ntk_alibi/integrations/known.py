@@ -1,4 +1,4 @@
-"""The families that a patch knows: those of transformers, of remote code, and registered ones."""
+"""The families that a patch knows: of transformers, of remote code, and registered ones."""
 
 from __future__ import annotations
 

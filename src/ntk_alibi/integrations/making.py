@@ -27,7 +27,7 @@ BEGAN_WITH_PADDING = (
     "attention_mask must be given again with a WindowCache whose rows began with padding, got None"
 )
 
-#: The batch, the number of new tokens, and the number of keys without those of a cache.
+#: The batch, the number of new tokens, and the number of keys besides a cache's.
 Sizes = tuple[int, int, int]
 
 
@@ -39,7 +39,7 @@ def make_pass(
     Args:
         attend: the `Attend` of the layer.
         tokens: the tokens.
-        sizes: their numbers.
+        sizes: batch, new tokens, and keys without the keys of a cache.
         device: the device of the layer's queries.
         cache: the cache before this pass, or None.
         weights: whether the caller wants all weights.
@@ -67,7 +67,7 @@ def make_pass(
             advice = "take the model without patch"
         raise ValueError(
             "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace a "
-            f"patched model, got {settings.attention!r}, which reads numbers of the mask: {advice}"
+            f"patched model, got {settings.attention!r}, which reads the mask: {advice}"
         )
     own = own_bias.held_by(model, settings.bias) if settings.bias is not None else {}
     heads = family.own_heads(attend.layer, model, rule.heads, settings, own)
@@ -131,7 +131,7 @@ def _packed_pass(
 def _problem_without_limits(
     real: torch.Tensor, heads: int, queries: int, *, padded: bool
 ) -> Problem:
-    """Return the problem of queries that see all real keys, as they do those of other states."""
+    """Return the problem of queries that see all real keys, such as the keys of other states."""
     batch, keys = real.shape
     padded = padded and not (real.is_cpu and bool(real.all()))
     padding = real if padded else None
@@ -152,7 +152,7 @@ def real_keys(
     """Return a mask of padding, in a form that `Attend` takes, as (batch, keys), True if real.
 
     Args:
-        mask: None, a mask (batch, keys or more) that is not 0 for real keys, numbers to add to
+        mask: None, a mask (batch, keys or more) that is not 0 for real keys, values to add to
             scores, (batch, 1, 1, keys), or a causal mask of padding, (batch, 1, queries, keys or
             more), as generate() makes it for a static cache.
         batch: the number of rows.
@@ -160,7 +160,7 @@ def real_keys(
         device: the device of the result.
         name: the mask's name in messages.
         queries: the number of queries of a causal mask, 0 where there is none.
-        causal: whether such a mask is causal; those of encoders are the same for all queries.
+        causal: whether such a mask is causal; an encoder's mask is the same for all queries.
     """
     if mask is None:
         return torch.ones((batch, keys), dtype=torch.bool, device=device)
@@ -181,7 +181,7 @@ def real_keys(
             return padding.to(device)
     if not queries:
         raise ValueError(
-            f"{name} must have shape ({batch}, {keys}), or ({batch}, 1, 1, {keys}) of numbers to "
+            f"{name} must have shape ({batch}, {keys}), or ({batch}, 1, 1, {keys}) of values to "
             f"add to scores, got {shape}"
         )
     kind, other = "causal " * causal, "another mask of shape " * (len(shape) == 4)
@@ -192,16 +192,16 @@ def real_keys(
 
 
 def _of_numbers(mask: torch.Tensor, name: str) -> torch.Tensor:
-    """Return which keys are real by numbers to add to scores."""
-    numbers = mask[:, 0, 0]
-    if numbers.dtype == torch.bool:
+    """Return which keys are real by values to add to scores."""
+    added = mask[:, 0, 0]
+    if added.dtype == torch.bool:
         raise ValueError(
-            f"{name} must be of numbers to add to scores with four dimensions, got bool"
+            f"{name} must be of values to add to scores with four dimensions, got bool"
         )
-    real: torch.Tensor = numbers == 0
-    if real.is_cpu and not bool((real | (numbers < HIDES)).all()):
+    real: torch.Tensor = added == 0
+    if real.is_cpu and not bool((real | (added < HIDES)).all()):
         raise ValueError(
-            f"{name} must be 0 for real keys and below {HIDES:g} for hidden ones, got other numbers"
+            f"{name} must be 0 for real keys and below {HIDES:g} for hidden ones, got other values"
         )
     return real
 
@@ -256,6 +256,6 @@ def warn_of_older_slopes(scaling: Scaling | None) -> None:
     if scaling_per(scaling) == "sequence":
         warnings.warn(
             f"{scaling!r} chooses its slopes by the length of the whole text, but the cached keys "
-            "were computed under those of a shorter one; per='query' agrees with its own cache",
+            "were computed under the slopes of a shorter one; per='query' agrees with its cache",
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Comparison of one attention layer with itself, patched: numbers tell code that changed.
+"""Comparison of one attention layer with itself, patched: its outputs tell code that changed.
 
 The code of families outside transformers comes with the weights, in a class of each revision. Names
 of parameters would say little, and hashes of source too much: what counts is what a layer computes.
@@ -16,7 +16,7 @@ from torch import nn
 
 from ntk_alibi.integrations.overriding import in_evaluation, override, restore
 
-#: The greatest difference to a model's own layer, in units of its greatest number.
+#: The greatest difference to a model's own layer, in units of its greatest output.
 TOLERANCE = 1e-3
 
 #: The number of tokens in each of two rows.
@@ -59,10 +59,10 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
         patch: patches it; the caller takes that back if this raises.
 
     Raises:
-        RuntimeError: the numbers differ, or a layer did not run.
+        RuntimeError: the outputs differ, or a layer did not run.
     """
     if any(x.is_meta for x in model.parameters()):
-        return  # no numbers
+        return  # parameters have no values
     layer, given = family.layers(model)[0], family.example(model)
     with in_evaluation(model):
         with _replaced(family.while_compared(model)):
@@ -85,7 +85,7 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
     if not difference <= allowed:  # NaN, too
         raise RuntimeError(
             f"{what} must compute what the patch of {family.name} does without scaling, but on "
-            f"{given_text(given)} the outputs differ by {difference:.1e} of the greatest number, "
+            f"{given_text(given)} the outputs differ by {difference:.1e} of the greatest one, "
             f"more than {allowed:.0e}: the model's code is of another revision, and the model "
             "stays as it is"
         )

@@ -22,7 +22,7 @@ def bias_of_argument(value: Any) -> Any:
     """Return the bias that the argument `scaling` of `patch` is, or None.
 
     Returns:
-        A bias object, a module, or a dict of them by the numbers of layers.
+        A bias object, a module, or a dict of them by layers.
 
     Raises:
         ValueError: it may be meant as a bias, but is none.
@@ -80,7 +80,7 @@ def check(bias: Any, heads: int, layers: int, *, encoder: bool = False) -> None:
         of_queries = getattr(made, "query_length", None) is not None
         if of_queries or getattr(made, "per_token", False):
             raise ValueError(
-                "scaling must be a bias of positions alone, got one with numbers of single tokens, "
+                "scaling must be a bias of positions alone, got one with values of single tokens, "
                 f"{made!r}"
             )
 

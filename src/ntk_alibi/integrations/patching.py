@@ -237,7 +237,7 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
 
 
 def _install(family: Family, target: Any, settings: Settings, form: tuple[str, bool]) -> None:
-    """Replace the methods of a stock model, and let transformers hand it the tokens of a pass."""
+    """Replace the methods of a stock model, and let transformers give it the tokens of a pass."""
     replaced: list[tuple[nn.Module, str]] = []
     hooks: list[Any] = []
     released = family.release(target)

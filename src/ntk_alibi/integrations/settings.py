@@ -18,8 +18,8 @@ from ntk_alibi.methods import parse_method
 from ntk_alibi.positions.log_n import LogN, as_log_n
 from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, scaling_per, trained_at
 
-#: The attribute that holds a patched model's settings, innermost last, None for those of its
-#: configuration. A deep copy of the model has separate settings.
+#: The attribute that holds a patched model's settings, innermost last, None for the settings of
+#: its configuration. A deep copy of the model has separate settings.
 STACK = "_ntk_alibi_settings"
 
 #: The attribute that holds the family of a patched model.
@@ -131,7 +131,7 @@ def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tup
         scaling: what `patch` takes.
         log_n: what `patch` takes.
         train_length: the training length of methods by name, and of scalings without one; None if
-            the model does not say it.
+            the model's configuration has none.
     """
     if isinstance(scaling, str):
         method = parse_method(scaling, train_length)
@@ -149,8 +149,8 @@ def warn_of_another_train_length(scaling: Any, stated: int | None) -> None:
     given = getattr(scaling, "train_length", None)
     if given and stated and max(given, stated) > 2 * min(given, stated):
         warnings.warn(
-            f"train_length of {scaling!r} is {given}, but the model's config says {stated}: leave "
-            "it out to take that of the model",
+            f"train_length of {scaling!r} is {given}, but the model's config has {stated}: leave "
+            "it out to take the value of the config",
             stacklevel=5,
         )
 
@@ -192,7 +192,7 @@ def settings_of(
         if scaling_per(scaling) is not None:
             raise ValueError(
                 f"scaling must be static {form}, got {scaling!r}, whose slopes depend on "
-                "the numbers of a mask: use a scaling without lengths such as NTK(factor), or "
+                "the entries of a mask: use a scaling without lengths such as NTK(factor), or "
                 "attention='fused'"
             )
         if mask != EVERYTHING:

@@ -32,7 +32,7 @@ class OwnTokens:
     Attributes:
         ranks: the processes.
         at: this rank's columns of the text, ascending int64.
-        plain: whether all tokens of all ranks are real, and those of each rank one run.
+        plain: whether all tokens of all ranks are real, and the tokens of each rank one run.
         cache: the cache that keeps this rank's keys and values, or None.
     """
 
@@ -80,7 +80,7 @@ class SpreadKeys:
         ranks: the processes.
         at: the columns of the queries.
         cache: the cache, which knows this rank's columns of the text.
-        own: those of the new tokens whose keys this rank keeps.
+        own: the new tokens whose keys this rank keeps.
     """
 
     ranks: Ranks
@@ -172,7 +172,7 @@ def _problem_of_own_keys(made: ForwardPass) -> Problem:
 
 
 def _bound_weights(made: ForwardPass, bias: BiasObject) -> tuple[KeyWeightBounds, bool]:
-    """Return what this rank's keys can weigh, and whether those of any rank may be too light.
+    """Return what this rank's keys can weigh, and whether any rank's keys may be too light.
 
     All ranks call this at the same layer.
     """

@@ -61,7 +61,7 @@ class SomeHeads(BiasObject):
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """Those of the whole bias, whose gradients they get."""
+        """The parameters of the whole bias, which get the gradients."""
         return self.whole.parameters
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:

@@ -1,9 +1,9 @@
-"""What the callers of a patched model say about the texts of its rows.
+"""The packed segments in the rows of a patched model, which its callers describe.
 
-transformers' collators and its continuous batching pack several texts into one row, and say so in
+transformers' collators and its continuous batching pack several texts into one row, and tell it in
 arguments that BLOOM and MPT drop before their inner model could read them. A hook therefore reads
 these arguments on each model from the one that was patched to the one whose layers attend, and
-hands the texts on in place of the attention_mask, which no model drops.
+passes the segments on in place of the attention_mask, which no model drops.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class PagedCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add keys and values of new tokens, and return those of all texts of this pass."""
+        """Add keys and values of new tokens, and return all keys and values of this pass."""
         # It may have a head of keys for each head of queries where Falcon has fewer.
         heads = self.cache.layer_to_allocator[layer].num_key_value_heads
         key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
-        of_layer = dict(self.given)  # transformers writes the layer's numbers into it
+        of_layer = dict(self.given)  # transformers writes the layer's entries into it
         both: tuple[torch.Tensor, torch.Tensor] = self.cache.update(key, value, layer, of_layer)
         return both
 
@@ -105,7 +105,7 @@ def _of_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
 
     Padding may have any position, and a real token any greater one than those before it, where
     there is padding or a part of a text. A token that generate() adds behind padding on the right
-    has the next position after that of the padding.
+    has the position after the padding's last one.
     """
     positions = torch.as_tensor(value)
     positions = positions[None] if positions.ndim == 1 else positions
@@ -132,7 +132,7 @@ def _of_cumulative(name: str, value: Any, rows: Rows) -> torch.Tensor:
 
 
 def _of_numbers(name: str, value: Any, rows: Rows) -> torch.Tensor:
-    """Return the texts of numbers of texts, each of which has one run of tokens."""
+    """Return the segments of segment ids, each of which has one run of tokens."""
     texts = torch.as_tensor(value).reshape(rows.count, -1)
     if any(len(row.unique()) != len(row.unique_consecutive()) for row in texts):
         raise ValueError(
@@ -141,27 +141,27 @@ def _of_numbers(name: str, value: Any, rows: Rows) -> torch.Tensor:
     return texts
 
 
-#: For each argument that may say that a row holds several texts: a function of its name, its value
+#: For each argument that may describe several segments in a row: a function of its name, its value
 #: and the rows that returns a number of a text for each token, and what one text a row must do.
 SOURCES: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
     "position_ids": (_of_positions, "rise by one from real token to real token"),
     "cu_seq_lens_q": (_of_cumulative, "be the ends of whole rows"),
     "cu_seq_lens_k": (_of_cumulative, "be the ends of whole rows"),
-    "seq_idx": (_of_numbers, "be one number a row"),
+    "seq_idx": (_of_numbers, "be one id a row"),
 }
 
-#: Arguments that say how long the longest text is.
+#: Arguments with the length of the longest segment.
 LENGTHS = ("max_length_q", "max_length_k")
 
 
-#: All arguments by which callers say something about texts.
+#: All arguments by which callers describe segments.
 _SAID = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
 
 
 def texts_of_rows(
     model_name: str, given: Mapping[str, Any], why_one: str = "", *, parts: bool = False
 ) -> PackedTexts | None:
-    """Return what a caller says about the texts of its rows, or None if each row is one text.
+    """Return the packed segments that a caller describes, or None if each row is one text.
 
     Args:
         model_name: name of the model in messages.
@@ -170,7 +170,7 @@ def texts_of_rows(
         parts: whether a row may be two parts of a text, with other tokens between them.
 
     Raises:
-        ValueError: an argument says that a row holds several texts where it cannot, or contradicts
+        ValueError: an argument describes several segments in a row where it cannot, or contradicts
             another.
     """
     if paged_cache_of(given) is not None:
@@ -223,8 +223,8 @@ def texts_of_rows(
             )
     if not any(bool(begin.any()) for begin in begins.values()):
         return None
-    numbers = F.pad(begins[first], (1, 0)).cumsum(dim=-1)
-    return PackedTexts(numbers, numbers)
+    ids = F.pad(begins[first], (1, 0)).cumsum(dim=-1)
+    return PackedTexts(ids, ids)
 
 
 def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTexts:
@@ -232,7 +232,7 @@ def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTex
     if why_one:
         raise ValueError(
             f"cache must be None for a patched {model_name} with {why_one}, which reads each row "
-            "as one text, got that of a paged cache: call generate()"
+            "as one text, got a paged cache: call generate()"
         )
     if given.get("block_table") is not None:
         raise ValueError(
@@ -242,29 +242,29 @@ def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTex
     if len(inspect.signature(given["cache"].update).parameters) != 4:
         raise ValueError(
             f"cache must have the method update(keys, values, layer, arguments) for a patched "
-            f"{model_name}, as since transformers 5.23, got that of another version: call "
+            f"{model_name}, as since transformers 5.23, got the method of another version: call "
             "generate()"
         )
     names = "cu_seq_lens_k", "max_length_k", "read_index", "write_index", "block_table"
     ends = given["cu_seq_lens_q"], *given["cu_seq_lens_k"].values()
     if len(ends) != 2:
         raise ValueError(
-            f"cu_seq_lens_k must be those of one kind of layers for a patched {model_name}, got "
-            f"those of {list(given['cu_seq_lens_k'])}"
+            f"cu_seq_lens_k must be of one kind of layers for a patched {model_name}, got "
+            f"{list(given['cu_seq_lens_k'])}"
         )
     of_queries, of_keys = (x.long() for x in ends)
     columns = torch.arange(given["input_ids"].shape[1], device=of_queries.device)
-    numbers = torch.searchsorted(of_queries, columns, right=True)
+    ids = torch.searchsorted(of_queries, columns, right=True)
     places = torch.arange(int(of_keys[-1]), device=of_keys.device)
     cache = PagedCache(given["cache"], {name: given.get(name) for name in names})
     keys = torch.searchsorted(of_keys, places, right=True)
-    return PackedTexts(numbers[None], keys[None], cache)
+    return PackedTexts(ids[None], keys[None], cache)
 
 
 def keep_hooks(models: Sequence[nn.Module], target: nn.Module) -> None:
     """Let the models of transformers and PEFT from outside down to a target read these arguments.
 
-    Modules of others hand on what they mean to.
+    Modules of other libraries pass on what they choose to.
     """
     hooked = getattr(target, _HOOKED, ())
     for part in models:
@@ -319,8 +319,8 @@ def _checked_mask(given: dict[str, Any], target: nn.Module) -> Any:
     """Check the tokens and the mask of a patched model, and return the mask.
 
     Without one, tokens save BLOOM a bias of its own, and Falcon a search for texts in positions,
-    whose numbers no trace has. A boolean mask of four dimensions, True for seen keys, becomes one
-    of numbers to add: transformers' MPT would take it for one of hidden keys.
+    whose values no trace has. A boolean mask of four dimensions, True for seen keys, becomes
+    values to add: transformers' MPT would take it for a mask of hidden keys.
     """
     mask = given.get("attention_mask")
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
@@ -333,7 +333,7 @@ def _checked_mask(given: dict[str, Any], target: nn.Module) -> Any:
         return zeros.masked_fill(~mask, torch.finfo(torch.float32).min)
     readable = mask.ndim == 2 and mask.dtype != torch.bool and mask.is_cpu
     if readable and _arrays.has_values(mask) and not bool(((mask == 0) | (mask == 1)).all()):
-        checked_attention_mask(mask)  # which says what it must be
+        checked_attention_mask(mask)  # its error names what it must be
     return mask
 
 

@@ -1,4 +1,4 @@
-"""What transformers says about the tokens of a pass, and hands to the layers in place of a mask."""
+"""The tokens of a pass, which transformers passes to the layers in place of a mask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from torch.nn.attention.flex_attention import BlockMask
 
-#: The name of our attention implementation, that of the mask function `tokens_of_pass`, too.
+#: The name of our attention implementation and of the mask function `tokens_of_pass`.
 NAME = "ntk_alibi"
 
 MISUSE = (

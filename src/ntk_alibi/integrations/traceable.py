@@ -1,8 +1,8 @@
 """The form of attention that torch can trace: plain torch, on the masks that transformers makes.
 
 A layer reads all distances from its mask of queries and keys, so that every cache, export and
-compilation that works with transformers' own layers works with these. Nothing depends on a number
-of a tensor but numbers of other tensors.
+compilation that works with transformers' own layers works with these. Only values of
+tensors depend on values of tensors, no shape or branch does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LayerBias(Float32Parameters):
 
     Attributes:
         slopes: (heads, 1, 1), float32 in models of any dtype.
-        strengths: those of a `LogN`, (heads, 1), float64, or None.
+        strengths: the strengths of a `LogN`, (heads, 1), float64, or None.
         knee: a knee whose factor is a number, or None.
         log_n: a `LogN`, or None.
         counts_holes: whether distances count padding between real tokens.
@@ -67,14 +67,14 @@ class LayerBias(Float32Parameters):
             (batch, heads, queries, keys), 0 at each query's last key, and (batch, 1 or heads,
             queries, 1) or None; both float32.
         """
-        numbers = seen.long().cumsum(dim=-1)
-        count = numbers[..., -1:]
+        ranks = seen.long().cumsum(dim=-1)
+        count = ranks[..., -1:]
         if self.counts_holes:
             columns = torch.arange(seen.shape[-1], device=seen.device)
             last = torch.where(seen, columns, 0).amax(dim=-1, keepdim=True)
             distance = (last - columns).clamp(min=0)
         else:
-            distance = count - numbers
+            distance = count - ranks
         compressed = distance if self.knee is None else self.knee.compress(distance)
         bias = -self.slopes * compressed
         if self.log_n is None:
@@ -121,7 +121,7 @@ class TraceableAttend:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return attention output and all weights, of what `Attend` takes.
 
-        Its mask is transformers' mask of queries and keys, boolean or of numbers to add to scores.
+        Its mask is transformers' mask of queries and keys, boolean or of values to add to scores.
         """
         del weights
         layer, name = self.layer, type(self.layer).__name__

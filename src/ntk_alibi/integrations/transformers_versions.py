@@ -60,7 +60,7 @@ def parts_named(module: nn.Module, name: str) -> list[nn.Module]:
 
 
 def check_forward(part: nn.Module, known: Any, name: str) -> None:
-    """Check that a module has the forward of a class of transformers; None stands for no class."""
+    """Check that a module has the forward of a class of transformers; None means no class."""
     if known is None or type(part).forward is not known.forward:
         raise ValueError(
             f"model must have the forward method of transformers' {name}, got a "

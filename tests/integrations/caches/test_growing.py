@@ -154,7 +154,7 @@ def test_a_patched_model_takes_it_under_autocast() -> None:
 def test_a_cache_that_was_filled_before_autocast_goes_on_under_it() -> None:
     """Its keys stay float32 beside queries of bfloat16.
 
-    Each of two layers rounds some eight times, by 2^-9 of numbers like the logits.
+    Each of two layers rounds some eight times, by 2^-9 of values like the logits.
     """
     bloom = model()
     with na.patch(bloom), torch.no_grad():
@@ -170,7 +170,7 @@ def test_a_cache_that_was_filled_before_autocast_goes_on_under_it() -> None:
 @pytest.mark.parametrize("attention", ["fused", "eager", "traceable"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_cache_in_a_call_that_has_none_is_refused(name: str, attention: Any) -> None:
-    """An MPT's config says use_cache=False: generate() then passes the whole text at each token."""
+    """An MPT's config sets use_cache=False: generate() then passes the whole text at each token."""
     model, ids = make_model(name), batch()
     with na.patch(model, "ntk:4", attention=attention):
         expected = generate(model, ids, None, use_cache=False)

@@ -1,6 +1,6 @@
-"""The growing cache in int8: what it holds, and attention over the numbers that it holds.
+"""The growing cache in int8: what it holds, and attention over the entries that it holds.
 
-Passes that compute the same keys hold the same numbers. A key that differs by float32 rounding may
+Passes that compute the same keys hold the same entries. A key that differs by float32 rounding may
 be rounded to the next multiple of its scale, so models of one layer, whose keys depend on no
 attention, are compared with each other.
 """
@@ -30,8 +30,8 @@ states = partial(cache_states.states, head_dim=HEAD_DIM)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    numbers: torch.Tensor = na.QuantizedRows.of(x).dequantized(x.dtype)
-    return numbers
+    rounded: torch.Tensor = na.QuantizedRows.of(x).dequantized(x.dtype)
+    return rounded
 
 
 def bloom(layers: int = 1) -> Any:

@@ -158,8 +158,8 @@ def test_generation_without_end(name: str, length: int) -> None:
             logits.append(out.logits)
             keys = cache.layers[1].keys
             places.add(keys.untyped_storage().data_ptr())
-            numbers = keys.shape[1] * 2 * (window + sink) * 16
-            assert keys.untyped_storage().nbytes() == 4 * numbers
+            entries = keys.shape[1] * 2 * (window + sink) * 16
+            assert keys.untyped_storage().nbytes() == 4 * entries
         whole = run(model, ids)
     assert len(places) == 1
     assert cache.get_seq_length() == length

@@ -29,7 +29,7 @@ def ids() -> torch.Tensor:
 
 
 def _pairs(model: torch.nn.Module) -> list[str]:
-    """Return the names of tensors, parameters aside, with numbers for pairs of tokens."""
+    """Return the names of tensors, parameters aside, with entries for pairs of tokens."""
     kept = {**dict(model.named_buffers()), "alibi_mask": model.model.alibi_mask}
     return [name for name, x in kept.items() if x is not None and x.ndim >= 3]
 

@@ -34,7 +34,7 @@ def test_the_activation_is_the_same_formula(models: dict) -> None:
     with na.patch(models["bloom"]):
         ours = gelu(x)
         (other,) = torch.autograd.grad(ours.sum(), [x])
-        # At most eight roundings of numbers up to 9; derivatives are sums of a few up to 1.2.
+        # At most eight roundings of values up to 9; derivatives are sums of a few up to 1.2.
         torch.testing.assert_close(ours, stock, rtol=0, atol=8 * 2.0**-24 * 9)
         torch.testing.assert_close(other, slope, rtol=0, atol=2e-6)
         assert "forward" in vars(gelu)
@@ -86,7 +86,7 @@ def test_the_published_dynamic_rule_does_not_agree_with_its_own_cache(
 ) -> None:
     """This is why per="query" exists: keys of deeper layers were made with an older factor."""
     with na.patch(models["bloom"], na.DynamicNTK(2.0, 16), attention=attention):
-        with pytest.warns(UserWarning, match="shorter one; per='query' agrees with its own cache"):
+        with pytest.warns(UserWarning, match="shorter one; per='query' agrees with its cache"):
             cached = cached_logits(models["bloom"], ids, [20, 20])
         difference = cached[:, -1] - run(models["bloom"], ids)[:, -1]
     assert difference.abs().max() > 1e-3

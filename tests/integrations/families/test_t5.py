@@ -36,7 +36,7 @@ DECODER_MASK[1, :4] = 0
 
 
 def output(model: Any, mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-    """Return the numbers of real tokens: an encoder's states, and logits of a decoder."""
+    """Return the results of real tokens: an encoder's states, and logits of a decoder."""
     ids = batch()
     own = {"attention_mask": mask, **options}
     kept = torch.ones_like(ids) if mask is None else mask
@@ -48,7 +48,7 @@ def output(model: Any, mask: torch.Tensor | None = None, **options: Any) -> torc
         given = {"encoder_hidden_states": states, "encoder_attention_mask": mask, **options}
         logits = model(ids[:, :23], attention_mask=DECODER_MASK, **given).logits
         return logits[DECODER_MASK != 0]
-    if name.startswith("Pop2Piano"):  # its forward takes numbers of sounds
+    if name.startswith("Pop2Piano"):  # its forward takes features of sounds
         own["inputs_embeds"] = states[..., :CHANNELS]
     else:
         own["input_ids"] = ids
@@ -94,7 +94,7 @@ def test_patches_nest_and_are_undone_to_the_bit(model: Any) -> None:
 
 @quick
 def test_no_matrix_of_all_pairs_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither that of the bias, nor the zeros of cross-attention, nor a mask."""
+    """Neither the bias, nor the zeros of cross-attention, nor a mask."""
     model, sizes = make_relative(name), []
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):

@@ -23,8 +23,8 @@ class GrowingCache(Cache):
     Models take it as `cache`, and before transformers 5.24 as `past_key_values`.
 
     With dtype="int8" it holds `QuantizedRows`, in 0.27 of the memory of float32 for a head_dim of
-    64 (0.25 + 1 / head_dim). Each number is off by at most 1 / 254 of the greatest of its token and
-    head. Attention over the numbers held is as exact as over others, and skips keys by their norms.
+    64 (0.25 + 1 / head_dim). Each entry is off by at most 1 / 254 of the greatest of its token and
+    head. Attention over the entries held is as exact as over others, and skips keys by their norms.
     Patched models with attention="fused" read them as they are. All others, stock models included,
     get copies of all keys and values in the model's dtype at each token, which are slower.
 
@@ -62,7 +62,7 @@ class GrowingCache(Cache):
     ) -> tuple[Any, Any]:
         """Append keys and values of a layer, and return all of them as they are held.
 
-        The result is two tensors, or two `QuantizedRows`; that of `update` is always two tensors.
+        The result is two tensors, or two `QuantizedRows`; `update` always returns two tensors.
         """
         while len(self.layers) <= layer_idx:
             self.layers.append(self._new_layer())
@@ -190,10 +190,10 @@ class GrowingLayer(DynamicLayer):
 
 
 class QuantizedLayer(DynamicLayer):
-    """One layer's keys and values as `QuantizedRows`: a growing layer of numbers, one of scales.
+    """One layer's keys and values as `QuantizedRows`: a growing layer of integers, one of scales.
 
     Every token is quantized when it comes, before any query sees it. Passes of all lengths then
-    read the same numbers, and a text in pieces gives what it gives in one.
+    read the same entries, and a text in pieces gives what it gives in one.
 
     Attributes:
         keys: (batch, heads, tokens, head_dim), dequantized at each access, for other readers.
@@ -238,7 +238,7 @@ class QuantizedLayer(DynamicLayer):
         if _arrays.is_recorded(key_states, value_states):
             raise ValueError(
                 "dtype must be None in a GrowingCache where torch records gradients of the keys, "
-                "got 'int8', which holds numbers only: use torch.no_grad()"
+                "got 'int8', which holds integers only: use torch.no_grad()"
             )
         self.dtype, self.device = key_states.dtype, key_states.device
         key, value = QuantizedRows.of(key_states), QuantizedRows.of(value_states)
@@ -288,7 +288,7 @@ class QuantizedLayer(DynamicLayer):
         self._of_both("reset")
 
     def _of_both(self, method: str, *arguments: Any) -> None:
-        """Call a method of the numbers and of the scales, after which the norms are new."""
+        """Call a method of the integers and of the scales, after which the norms are new."""
         for layer in (self._numbers, self._scales):
             getattr(layer, method)(*arguments)
         self._norms = KeyNorms()

@@ -28,13 +28,14 @@ class ShardedCache(Cache):
     values of it. Every later token is computed by all ranks. Each attends to the keys that it
     holds; outputs and logsumexps, 4 (head_dim + 1) bytes a head, are gathered and merged. A rank
     whose keys are proven to be too far for all heads does neither, and sends one byte. New keys
-    stay with one rank, at first that of the text's end, until it holds an eighth more than another
-    (64 tokens more in short texts), which then gets them. Those of another long pass, such as the
-    next turn of a conversation, are dealt out in runs, so that all ranks hold equally many.
+    stay with one rank, at first the rank with the text's end, until it holds an eighth more than
+    another (64 tokens more in short texts), which then gets them. New keys of another long pass,
+    such as the next turn of a conversation, are dealt out in runs, so that all ranks hold equally
+    many.
 
     All ranks get the same logits to the bit, and so the same tokens: greedy, by beam search, or
     sampled from generators of one seed. The logits of a long first pass are those that
-    logits_to_keep asks for, by default those of its last token only.
+    logits_to_keep asks for, by default of its last token only.
 
     Args:
         group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension.
@@ -137,8 +138,8 @@ class ShardedCache(Cache):
     def crop(self, max_length: int) -> None:
         """Remove -max_length tokens, or keep the first max_length tokens of the text if above 0.
 
-        transformers gives the number of tokens to remove, which may be 0; older versions give that
-        of tokens to keep, which is not.
+        transformers gives the number of tokens to remove, which may be 0; older versions give the
+        number of tokens to keep, which is not.
         """
         if max_length == 0:
             return

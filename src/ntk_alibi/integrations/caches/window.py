@@ -44,7 +44,7 @@ class WindowLayer(DynamicLayer):
 
     A new token is written behind the last one, and the sinks over the tokens that left the window.
     At the end of the buffer all tokens move back to its beginning. On average a new token therefore
-    costs about two writes, besides those of the sinks.
+    costs about two writes, besides the sinks' writes.
 
     Attributes:
         keys: (batch, heads, tokens, head_dim), a view of its buffer. A row with fewer real tokens
@@ -208,8 +208,8 @@ class WindowCache(Cache):
     the cache holds, and therefore generate the same tokens as with any other cache, or without one.
     Its layers have buffers of 2 (window + sink) tokens. Prompts may be padded on the left. Beam
     search works; prompt lookup works until the first token leaves the window. Models without such a
-    patch, which would see other tokens, are refused when they bring theirs. The argument is that of
-    `GrowingCache`.
+    patch, which would see other tokens, are refused when they bring theirs. Models take it by
+    the argument of `GrowingCache`.
 
     Args:
         window: number of last tokens to hold, the newest included.

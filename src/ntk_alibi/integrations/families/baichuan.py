@@ -1,7 +1,7 @@
 """Baichuan-13B and Baichuan2-13B: the patch of their attention, in remote code.
 
-Their code keeps a mask of heads x model_max_length x model_max_length numbers with the bias, made
-in the first pass whatever its length, and a larger one at every token beyond. In a patched model
+Their code keeps a mask of heads x model_max_length x model_max_length entries with the bias, made
+in the first pass of any length, and a larger one at every token beyond. In a patched model
 that mask is the padding of keys, (batch, keys), which the layers take.
 """
 
@@ -68,7 +68,7 @@ def _model_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
     if mask is not None and (mask.ndim != 2 or int(mask.max()) > 1):
         raise ValueError(
             "attention_mask must be of 0 and 1, (batch, keys), for a patched Baichuan, got shape "
-            f"{tuple(mask.shape)} with numbers up to {mask.max():g}"
+            f"{tuple(mask.shape)} with values up to {mask.max():g}"
         )
     if cache is not None and not isinstance(cache, (tuple, list)):
         raise TypeError(

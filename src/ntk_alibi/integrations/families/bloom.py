@@ -78,7 +78,7 @@ def _forward(
         if stock is not None:
             return stock
     packed = layer.query_key_value(hidden_states)
-    heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # those of this rank
+    heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # of this rank
     query, key, value = heads.permute(3, 0, 2, 1, 4)
     context, weights = attend(
         query,
@@ -113,8 +113,8 @@ def _stock(
     if made is None:
         return None
     bias, dtype = made.bias_of(attend.number), hidden_states.dtype
-    numbers = made, bias, layer.num_heads, hidden_states
-    tensor, mask = made.memo(bias, dtype, _bias_and_mask, *numbers)
+    given = made, bias, layer.num_heads, hidden_states
+    tensor, mask = made.memo(bias, dtype, _bias_and_mask, *given)
     kwargs["output_attentions"] = weights
     outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
         layer, hidden_states, residual, tensor, mask, cache, **kwargs
@@ -126,7 +126,7 @@ def _bias_and_mask(
     forward_pass: ForwardPass, bias: Any, heads: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask, dtype, problem = forward_pass.mask, like.dtype, forward_pass.problem
-    numbers, seen = forward_pass.pairs(bias, like)
+    values, seen = forward_pass.pairs(bias, like)
     beyond = 0, mask.shape[1] - problem.shape[3]  # places of a static cache
     hidden = ~F.pad(seen.expand(len(mask), -1, -1, -1), beyond)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
@@ -137,7 +137,7 @@ def _bias_and_mask(
     relative = relative or (scaling is not None and _arrays.is_tracing())
     relative = relative or problem.segment_ids is not None
     if relative or per == "query" or split_knee(scaling)[1] is not None:
-        tensor = F.pad(numbers.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
+        tensor = F.pad(values.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:
         stock = import_module("transformers.models.bloom.modeling_bloom").build_alibi_tensor
         tensor = stock(mask.long(), heads, dtype)

@@ -47,7 +47,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace FalconAttention.forward."""
     check_states(hidden_states)
-    attend.check_heads()  # before they are split, by their numbers
+    attend.check_heads()  # before they are split by the count of heads
     query, key, value = (x.transpose(1, 2) for x in _split(layer, hidden_states))
     context, weights = attend(
         query,

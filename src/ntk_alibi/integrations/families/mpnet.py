@@ -1,7 +1,7 @@
 """MPNet, whose best-known model is all-mpnet-base-v2, with the bias of `ntk_alibi.T5`.
 
 transformers makes the bias as a matrix of all pairs for each row of the batch. It has 32 buckets,
-whatever the config says: a longer table is not read beyond them.
+also where its configuration has more: a longer table is not read beyond them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MPT: the patch of its bias and attention.
 
-transformers builds MPT's bias for `max_seq_len` columns, whatever the text, and ignores the
+transformers builds MPT's bias for `max_seq_len` columns, for texts of any length, and ignores the
 `alibi_bias_max` of its configuration. Patched layers compute the bias of their pass:
 texts may be longer, and alibi_bias_max has an effect. Distances are between columns, so padding
 between real tokens counts, as in transformers.
@@ -62,7 +62,7 @@ def _forward(
     packed = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         packed = packed.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
-    heads = packed.unflatten(2, (3, -1, layer.head_dim))  # those of this rank
+    heads = packed.unflatten(2, (3, -1, layer.head_dim))  # of this rank
     query, key, value = heads.permute(2, 0, 3, 1, 4)
     context, weights = attend(
         query,

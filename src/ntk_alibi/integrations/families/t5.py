@@ -1,6 +1,6 @@
 """T5 and its relatives, with the bias of `ntk_alibi.T5`.
 
-transformers makes the bias as a matrix of all pairs, which the first layer hands to the others
+transformers makes the bias as a matrix of all pairs, which the first layer passes to the others
 (UMT5 has a table in each layer), and one of zeros for cross-attention. A patched model makes none:
 its layers attend by `T5` of the same weights. Encoder and decoder are patched each on its own. In a
 layer, distances count columns, so that padding inside a text counts, too.
@@ -45,7 +45,7 @@ def _is_causal(model: Any) -> bool:
 
 
 def _tables(layers_of: Any, model: Any) -> list[Table]:
-    """Return the table of each layer, its own or that of a layer before it."""
+    """Return the table of each layer, its own or the table of a layer before it."""
     tables: list[Table] = []
     for layer in layers_of(model):
         last = layer.relative_attention_max_distance
@@ -69,7 +69,7 @@ def _forward(
     position_bias: None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None, torch.Tensor | None]:
-    """Replace T5Attention.forward; there is no bias to hand to the next layer."""
+    """Replace T5Attention.forward; there is no bias for the next layer."""
     context, weights = _attend(attend, layer, hidden_states, key_value_states, mask, others)
     return context, None, weights
 

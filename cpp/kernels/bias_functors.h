@@ -1,6 +1,7 @@
 // Biases as functors, log2 domain. at() adds the bias to the products of one key with a vector of
 // queries; it is given the distances from the origins of their biases. A linear bias, with a knee
-// or without, depends on the distance alone, which it takes as float, and is never -infinity.
+// or without, depends on the distance alone, which it takes as float, and is never -infinity. A
+// proportional one is -slope(v) times the distance for all distances.
 #pragma once
 
 #include "kernels/key_list.h"
@@ -12,21 +13,23 @@ namespace NTK_ALIBI_ISA {
 
 struct NoBias {
   static constexpr bool is_linear = true;
+  static constexpr bool is_proportional = false;
   NoBias(const AttentionTile&, const Scratch&) {}
   f32v at(f32v product, int, f32v) const { return product; }
 };
 
 struct OneSidedBias {
   static constexpr bool is_linear = true;
+  static constexpr bool is_proportional = true;
   OneSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, int v, f32v distance) const {
-    return product - vector_of(slopes, 0, v) * distance;
-  }
+  f32v at(f32v product, int v, f32v distance) const { return product - slope(v) * distance; }
+  f32v slope(int v) const { return vector_of(slopes, 0, v); }
   const float* slopes;
 };
 
 struct TwoSidedBias {
   static constexpr bool is_linear = true;
+  static constexpr bool is_proportional = false;
   TwoSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const {
     const f32v slope = distance > 0 ? -vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
@@ -37,6 +40,7 @@ struct TwoSidedBias {
 
 struct OneSidedKnee {
   static constexpr bool is_linear = true;
+  static constexpr bool is_proportional = false;
   OneSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const {
     return below_knee(product, distance, vector_of(slopes, 4, v), vector_of(slopes, 0, v),
@@ -47,6 +51,7 @@ struct OneSidedKnee {
 
 struct TwoSidedKnee {
   static constexpr bool is_linear = true;
+  static constexpr bool is_proportional = false;
   TwoSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const {
     const f32v slope = distance > 0 ? vector_of(slopes, 0, v) : vector_of(slopes, 1, v);

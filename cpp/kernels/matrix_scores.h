@@ -10,6 +10,16 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
+// Each key's position relative to the last one of its block, -63 to 0: the nearest key, whose bias
+// must be the most exact. A multiply-add reads them from memory for nothing.
+struct FromLast {
+  constexpr FromLast() : values() {
+    for (int c = 0; c < keys_per_block; ++c) values[c] = static_cast<float>(c - keys_per_block + 1);
+  }
+  float values[keys_per_block];
+};
+inline constexpr FromLast from_last;
+
 // Turns the products of a full block, of which no key is masked, into weights at once, relative to
 // the maximum so far, and sums them. Returns false if a score exceeds that maximum: then the block
 // must be scored first. Products stay as they are.
@@ -23,14 +33,24 @@ bool weigh_products(const AttentionTile& tile, const Scratch& s, const ScoredBlo
   for (int v = 0; v < vectors_per_tile; ++v) {
     const f32v maximum = vector_of(s.maximum, 0, v), scale = vector_of(s.scales, 0, v);
     f32v distance = to_float(load<i32v>(bias_origins(s) + v * lanes) - broadcast(first));
+    f32v slope = {}, last_bias = {};  // less the maximum
+    if constexpr (Bias::is_proportional) {
+      slope = bias.slope(v);
+      last_bias = -maximum - slope * (distance + from_last.values[0]);
+    }
     f32v sum = {}, greatest = broadcast(-infinity);
     for (int c = 0; c < keys_per_block; c += Words::keys_per_weight) {
       f32v weight[Words::keys_per_weight];
       NTK_ALIBI_UNROLL
       for (int u = 0; u < Words::keys_per_weight; ++u) {
-        const f32v above =
-            bias.at(vector_of(block.scores, c + u, v) * scale - maximum, v, distance);
-        distance -= 1.0f;
+        const f32v product = vector_of(block.scores, c + u, v);
+        f32v above;
+        if constexpr (Bias::is_proportional) {
+          above = product * scale + (last_bias + slope * broadcast(from_last.values[c + u]));
+        } else {
+          above = bias.at(product * scale - maximum, v, distance);
+          distance -= 1.0f;
+        }
         greatest = max(greatest, above);
         weight[u] = exp2(above);
       }

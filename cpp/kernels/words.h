@@ -89,6 +89,17 @@ struct Bfloat16Words {
 // Products by matrix registers (matrix_products.h). head_dim must be a multiple of 32.
 struct Bfloat16Matrices : Bfloat16Words {
   static constexpr bool in_matrices = true;
+#if defined(__AVX512BW__)
+  static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
+                                             const f32v (&weight)[keys_per_weight]) {
+    // The upper halves of even words go below those of odd words.
+    const __m512i upper_half = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    const u32v even = bits_of(weight[0]) + 0x8000u, odd = bits_of(weight[1]) + 0x8000u;
+    store_vector(weights, c / 2, v,
+                 (f32v)_mm512_mask_shuffle_epi8((__m512i)odd, 0x3333333333333333u, (__m512i)even,
+                                                upper_half));
+  }
+#endif
 };
 
 #if defined(__AVX512BF16__)

@@ -46,7 +46,8 @@ def _sections(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     elif options.benchmark == "distributed":
         yield from _distributed(options)
     elif options.benchmark == "models":
-        yield "models", models.run(options.rounds, options.longest)
+        for name in options.parts:
+            yield name, models.run(options.rounds, options.longest, models.PARTS[name])
     else:
         yield options.benchmark, ONE_TABLE[options.benchmark].run(options.rounds)
 
@@ -167,6 +168,14 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "distributed":
             _add_distributed(benchmark)
+        if name == "models":
+            benchmark.add_argument(
+                "--parts",
+                nargs="+",
+                choices=list(models.PARTS),
+                default=list(models.PARTS),
+                help="tables that are measured (default: %(default)s)",
+            )
         if name in longest:
             benchmark.add_argument(
                 "--longest",

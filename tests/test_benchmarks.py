@@ -250,7 +250,7 @@ def test_the_parts_of_a_checkpoint_become_its_folder(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("name", models.SHAPES)
+@pytest.mark.parametrize("name", models.PARTS["models"].names)
 def test_patched_models_are_the_same_models(name: str) -> None:
     stock, patched = (
         models.forward(name, models.make(name, state), 40)()
@@ -260,16 +260,27 @@ def test_patched_models_are_the_same_models(name: str) -> None:
 
 
 def test_models_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "LENGTHS", (16, 32, 64))
     monkeypatch.setattr(models, "SECONDS_PER_TURN", 0.0)
     # Enough for the stock model's 4 matrices of 16 heads and 16 tokens, but not for 32.
     monkeypatch.setattr(models, "_free_memory", lambda: 200_000)
-    rows = [row.split(" | ") for row in models.run(1, 32, ("BLOOM-560m",)).split("\n")[-2:]]
+    part = models.Part(("BLOOM-560m",), torch.float32, (16, 32, 64))
+    rows = [row.split(" | ") for row in models.run(1, 32, part).split("\n")[-2:]]
     assert [row[0] for row in rows] == ["| BLOOM-560m, 16", "| BLOOM-560m, 32"]
     assert min(float(cell) for cell in rows[0][1:4]) > 0
     stock, patched, ratio = rows[1][1:4]
     assert (stock, ratio) == ("", "")
     assert float(patched) > 0
+
+
+def test_a_table_of_whole_models_counts_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "SECONDS_PER_TURN", 0.0)
+    layers = {"T5-base, encoder": "12 x 64, 3 of 12 layers"}
+    part = models.Part(tuple(layers), torch.bfloat16, (16,), whole=True)
+    text = models.run(1, 16, part)
+    assert f"{part.names[0]}: {layers[part.names[0]]}." in text
+    weights, cache = text.split("\n")[-1].split(" | ")[-2:]
+    parameters = 12 * (4 * 768**2 + 2 * 768 * 3072 + 2 * 768) + 32 * 12 + 768
+    assert (int(weights), cache) == (round(2 * parameters / 1e6), " |")
 
 
 def test_bloom_in_ctranslate2_has_the_same_logits() -> None:

@@ -1,8 +1,10 @@
-"""torch.compile of whole patched models: no layer is compiled anew because of its number."""
+"""torch.compile of whole patched models: one graph, or as many for 12 layers as for 2."""
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,16 @@ import transformers
 import ntk_alibi as na
 from family_models import make_model
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.torch import learned_bias
+
+#: Eleven tokens in two rows, and padding in the second row.
+IDS = torch.arange(22).view(2, 11) + 3
+MASK = (torch.arange(11) >= torch.tensor([[0], [3]])).long()
+
+pytestmark = [
+    # transformers' own GELU of BLOOM, in Dynamo:
+    pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),
+]
 
 
 class Warnings(logging.Handler):
@@ -36,59 +48,107 @@ def inner(name: str, layers: int) -> Any:
     return transformers.T5EncoderModel(config).eval()
 
 
-IDS = torch.arange(18).view(2, 9) + 3
-MASK = (torch.arange(9) >= torch.tensor([[0], [3]])).long()
-
-
-def prompts(model: Any) -> list[torch.Tensor]:
-    """Run a prompt without a mask, and one with padding that the first graphs do not know."""
-    return [model(IDS)[0], model(IDS, attention_mask=MASK)[0][MASK != 0]]
-
-
-def tokens_of_a_cache(model: Any) -> list[torch.Tensor]:
-    """Run a prompt with padding, two tokens and a last part."""
-    cache = {CACHE: transformers.DynamicCache()}
-    parts = ((0, 5), (5, 6), (6, 7), (7, 9))
-    return [model(IDS[:, a:b], attention_mask=MASK[:, :b], **cache)[0][:, -1] for a, b in parts]
-
-
-def graphs(name: str, layers: int, calls: Any = prompts, **patch: Any) -> int:
-    """Return the number of graphs of a patched model, which computes what it does uncompiled."""
+@pytest.fixture(autouse=True)
+def counts() -> Iterator[Warnings]:
+    """Count what Dynamo does in a test, which never gives up."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    model, heard = inner(name, layers), Warnings()
+    heard = Warnings()
     logging.getLogger("torch._dynamo").addHandler(heard)
-    try:
-        with torch.no_grad(), na.patch(model, **patch):
-            expected, found = calls(model), calls(torch.compile(model, backend="eager"))
-    finally:
-        logging.getLogger("torch._dynamo").removeHandler(heard)
-        torch.compiler.reset()
+    yield heard
+    logging.getLogger("torch._dynamo").removeHandler(heard)
+    torch.compiler.reset()
     assert heard.count == 0
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+
+
+def new_graphs() -> int:
+    """Return the number of graphs since the last call."""
     count: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    torch._dynamo.utils.counters.clear()
     return count
 
 
-# transformers' own GELU of BLOOM, in Dynamo:
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "T5", "MPNet"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ({"window": 4}, {"attention": "eager"})),
-    ],
-    ids=str,
-)
-def test_more_layers_need_no_more_graphs(name: str, options: dict[str, Any]) -> None:
-    assert graphs(name, 12, **options) <= graphs(name, 2, **options)
+def without_cache(name: str) -> dict[str, Any]:
+    return {"use_cache": False} if name in ("bloom", "mpt", "falcon") else {}
+
+
+def states(model: Any, **given: Any) -> torch.Tensor:
+    """Return the states, or logits, of real tokens."""
+    mask = given.get("attention_mask", torch.ones_like(IDS))
+    found: torch.Tensor = model(IDS, **given)[0][mask != 0]
+    return found
+
+
+names = pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "T5", "MPNet"])
+
+
+@names
+def test_without_a_cache_and_gradients_a_model_is_one_graph(name: str) -> None:
+    model, given = inner(name, 12), without_cache(name)
+    with torch.no_grad(), na.patch(model):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for mask in ({}, {"attention_mask": MASK}, {"attention_mask": MASK.flip(1)}):
+            expected = states(model, **mask, **given)
+            torch.testing.assert_close(states(compiled, **mask, **given), expected)
+        assert new_graphs() == 2  # without and with a mask
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mpt", pytest.param("bloom", marks=pytest.mark.slow)])
+def test_a_graph_follows_the_patches_of_its_model(name: str) -> None:
+    model, given = inner(name, 2), without_cache(name)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    stock = states(compiled, **given)
+    options: list[dict[str, Any]] = [
+        {"scaling": na.NTK(4.0)},
+        {"scaling": na.DynamicNTK(2.0, train_length=4)},
+        {"scaling": na.DynamicNTK(2.0, train_length=4, per="query"), "window": 6},
+        {"window": 4, "sink": 1, "log_n": 8},
+        {"scaling": learned_bias.LearnedKerpleLog(8)},
+    ]
+    for patch in options:
+        torch.compiler.reset()
+        with na.patch(model, **patch), na.patch(model, na.NTK(2.0)):
+            assert torch.equal(states(compiled, **given), states(model, **given))
+            twin = copy.deepcopy(model)
+        with na.patch(model, **patch):
+            assert torch.equal(states(compiled, **given), states(model, **given))
+        assert torch.equal(states(compiled, **given), stock)
+        whole = torch.compile(twin, backend="eager", fullgraph=True)
+        assert torch.equal(states(whole, **given), states(twin, **given))
+
+
+@torch.no_grad()
+def test_a_graph_of_encoder_and_decoder() -> None:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "decoder_start_token_id": 0}
+    config = transformers.T5Config(vocab_size=64, num_layers=2, **sizes)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    given = {"attention_mask": MASK, "decoder_input_ids": IDS[:, :4], "use_cache": False}
+    with na.patch(model):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(IDS, **given).logits, model(IDS, **given).logits)
+
+
+def graphs_of_steps(name: str, layers: int, options: dict[str, Any]) -> int:
+    """Return the number of graphs of a prompt with padding and a cache, and of what follows it."""
+    model = inner(name, layers)
+
+    def steps(run: Any) -> list[torch.Tensor]:
+        cache = {CACHE: transformers.DynamicCache()}
+        parts = ((0, 7), (7, 8), (8, 9), (9, 11))
+        return [run(IDS[:, a:b], attention_mask=MASK[:, :b], **cache)[0][:, -1] for a, b in parts]
+
+    with torch.no_grad(), na.patch(model, **options):
+        expected = steps(model)
+        found = steps(torch.compile(model, backend="eager"))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+    return new_graphs()
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
 @pytest.mark.parametrize("options", [{}, {"attention": "eager"}], ids=str)
-def test_nor_do_they_with_a_cache(name: str, options: dict[str, Any]) -> None:
-    few = graphs(name, 2, tokens_of_a_cache, **options)
-    assert graphs(name, 12, tokens_of_a_cache, **options) <= few
+def test_with_a_cache_more_layers_need_no_more_graphs(name: str, options: dict[str, Any]) -> None:
+    few = graphs_of_steps(name, 2, options)
+    torch.compiler.reset()
+    assert graphs_of_steps(name, 12, options) <= few

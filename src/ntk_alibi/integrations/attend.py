@@ -15,6 +15,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared
+from ntk_alibi.integrations import graph_operator
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.dense import attend_densely
 from ntk_alibi.integrations.family import check_heads
@@ -57,6 +58,7 @@ class Attend:
         table: a `LayerTable` of the model's own bias, or None for slopes.
         others: the passes of masks that transformers' mask function did not return.
         ends: whether this is the last layer of a pass.
+        in_graphs: the number by which the operator of compiled graphs finds it.
     """
 
     model: nn.Module
@@ -69,8 +71,16 @@ class Attend:
     table: Any = None
     others: MaskPasses = field(default_factory=MaskPasses)
     ends: bool = False
+    in_graphs: int = field(init=False)
 
-    @untraced
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_graphs", graph_operator.number_of(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give a copy a number of its own."""
+        vars(self).update(state)
+        self.__post_init__()
+
     def __call__(
         self,
         query: torch.Tensor,
@@ -108,6 +118,24 @@ class Attend:
         Raises:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
+        if graph_operator.fits(self, mask, cache, dropout, weights):
+            operator, number = graph_operator.layer_attention, self.in_graphs
+            padding = mask.padding if isinstance(mask, Tokens) else mask
+            return operator(query, key, value, padding, number, scale), None
+        return self._attend(query, key, value, mask, cache, scale, dropout, weights)
+
+    @untraced
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: Any,
+        cache: Any,
+        scale: float | None,
+        dropout: float,
+        weights: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if type(query) is not torch.Tensor:
             _checks.check_plain("query", query)
         own, dtype = self.family.code is None, value.dtype
@@ -230,6 +258,17 @@ class Attend:
                 f"patched model, whose config._attn_implementation must be {NAME!r}, got "
                 f"{cast(Any, self.model).config._attn_implementation!r}"
             )
+        return self.shared_pass(mask, sizes, device, cache, weights)
+
+    def shared_pass(
+        self,
+        mask: Any,
+        sizes: Sizes,
+        device: torch.device,
+        cache: Any = None,
+        weights: bool = False,
+    ) -> ForwardPass:
+        """Return the pass of a mask that is not transformers' `Tokens`, which the layers share."""
         version = None if mask is None or mask.is_inference() else mask._version
         # Threads that share a model have caches of different lengths.
         past = 0 if cache is None else int(cache.get_seq_length(self.number))

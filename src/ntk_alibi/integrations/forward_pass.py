@@ -30,9 +30,10 @@ ALL = slice(None)
 
 #: Message of torch where it cannot trace a patched model in one graph.
 WAY_TO_TRACE = (
-    "ntk_alibi: attention must be 'traceable' for torch.export and for torch.compile with "
-    "fullgraph=True, since the other forms read the entries of the mask: use patch(model, scaling, "
-    "attention='traceable'); fullgraph must be False for a model of a family without such a form"
+    "ntk_alibi: attention must be 'traceable' for torch.export, and for torch.compile with "
+    "fullgraph=True under gradients or with a cache, since the other forms read the mask: use "
+    "patch(model, scaling, attention='traceable'); fullgraph must be False for a model of a family "
+    "without such a form"
 )
 
 

@@ -331,8 +331,8 @@ def _checked_mask(given: dict[str, Any], target: nn.Module) -> Any:
     if mask.ndim == 4 and mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, device=mask.device)
         return zeros.masked_fill(~mask, torch.finfo(torch.float32).min)
-    readable = mask.ndim == 2 and mask.dtype != torch.bool and mask.is_cpu
-    if readable and _arrays.has_values(mask) and not bool(((mask == 0) | (mask == 1)).all()):
+    readable = _arrays.has_values(mask) and mask.is_cpu and mask.ndim == 2
+    if readable and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         checked_attention_mask(mask)  # its error names what it must be
     return mask
 

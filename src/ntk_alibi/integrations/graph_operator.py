@@ -1,0 +1,65 @@
+"""The attention of a layer as one operator of torch, by which a compiled model is one graph.
+
+It is for passes without gradients and without a cache, in torch.compile. The operator gets the
+padding, and the first layer makes the pass of it while the graph runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+from ntk_alibi.integrations.tokens import Tokens
+
+_numbers = itertools.count()
+_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def number_of(attend: Any) -> int:
+    """Return a number by which the operator finds the attention of a layer."""
+    number = next(_numbers)
+    _layers[number] = attend
+    return number
+
+
+def fits(attend: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bool:
+    """Return whether torch.compile traces a call of a layer that the operator can do."""
+    if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+        return False
+    if torch.is_grad_enabled() or cache is not None or dropout or weights:
+        return False
+    if isinstance(mask, Tokens):
+        return mask.texts is mask.made is None and not mask.weights
+    return attend.family.code is None
+
+
+@torch.library.custom_op(
+    "ntk_alibi::layer_attention",
+    mutates_args=(),
+    schema=(
+        "(Tensor query, Tensor key, Tensor value, Tensor? padding, int layer, float? scale)"
+        " -> Tensor"
+    ),
+)
+def layer_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    padding: torch.Tensor | None,
+    layer: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return the output of a layer, of the number that `number_of` gave it."""
+    attend = _layers[layer]
+    sizes = query.shape[0], query.shape[2], key.shape[2]
+    made = attend.shared_pass(padding, sizes, query.device)
+    output: torch.Tensor = attend(query, key, value, mask=Tokens(made=made), scale=scale)[0]
+    return output.contiguous()
+
+
+@layer_attention.register_fake
+def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> torch.Tensor:
+    return value.new_empty((*query.shape[:3], value.shape[3]))

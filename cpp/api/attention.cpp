@@ -17,7 +17,7 @@ constexpr std::int64_t greatest_head_dim = 256;
 constexpr std::int64_t greatest_length = int32_max;
 constexpr std::int64_t greatest_head_count = 1 << 20;  // of alibi_slopes, which allocates them
 
-// In elements. Their bytes, and sums of a few of them, are numbers of 64 bits.
+// In elements. Their bytes, and sums of a few of them, fit 64 bits.
 constexpr std::int64_t greatest_size = std::int64_t{1} << 60;
 
 template <class Number>
@@ -31,7 +31,7 @@ void check_integer(const char* name, std::int64_t value, std::int64_t least,
     refuse(name, std::to_string(least) + " to " + std::to_string(greatest), value);
 }
 
-// Returns the product of numbers >= 0, or more than greatest_size if it is greater.
+// Returns a * b for a, b >= 0, or more than greatest_size if it is greater.
 std::int64_t product(std::int64_t a, std::int64_t b) {
   std::int64_t result;
   const bool fits = !__builtin_mul_overflow(a, b, &result) && result <= greatest_size;
@@ -108,7 +108,7 @@ void check_tensors(const AttentionArguments& a) {
   check_rows("output", a.output, queries, true);
   for (const void* input : {a.query.data, a.key.data, a.value.data})
     if (input != nullptr && input == a.output.data)
-      throw std::invalid_argument("output must have memory of its own, got that of an input");
+      throw std::invalid_argument("output must not share memory with an input, got an input's");
 }
 
 void check_numbers(const AttentionArguments& a) {

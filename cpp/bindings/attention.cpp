@@ -11,7 +11,7 @@
 namespace ntk_alibi {
 namespace {
 
-// Numbers that all calls of one kind share.
+// What all calls of one kind share.
 struct CallRule {
   float scale;
   MaskRule mask;
@@ -197,9 +197,9 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
 py::array_t<std::uint16_t> bind_random_numbers(const Dropout& dropout,
                                                const std::array<py::ssize_t, 4>& shape) {
   py::array_t<std::uint16_t> out(shape);
-  std::uint16_t* numbers = out.mutable_data();
+  std::uint16_t* drawn = out.mutable_data();
   py::gil_scoped_release release;
-  random_numbers({shape[0], shape[1], shape[2], shape[3]}, dropout, numbers);
+  random_numbers({shape[0], shape[1], shape[2], shape[3]}, dropout, drawn);
   return out;
 }
 
@@ -243,10 +243,10 @@ void bind_measure_key_norms(const py::array& key, std::int64_t known, py::array_
 void register_attention(py::module_& module) {
   py::class_<CallRule>(module, "CallRule")
       .def(py::init([](float scale, std::optional<double> skip_tolerance,
-                       const std::vector<std::int64_t>& mask_numbers) {
-             return CallRule{scale, MaskRule::from_numbers(mask_numbers), skip_tolerance};
+                       const std::vector<std::int64_t>& mask_options) {
+             return CallRule{scale, MaskRule::from_integers(mask_options), skip_tolerance};
            }),
-           py::arg("scale"), py::arg("skip_tolerance"), py::arg("mask_numbers"));
+           py::arg("scale"), py::arg("skip_tolerance"), py::arg("mask_options"));
   py::class_<Tokens>(module, "Tokens")
       .def(py::init<std::optional<py::array_t<std::int32_t>>,
                     std::optional<py::array_t<std::int32_t>>,
@@ -259,9 +259,9 @@ void register_attention(py::module_& module) {
   py::class_<Dropout>(module, "Dropout")
       .def(py::init([](std::int32_t least_kept, std::uint64_t seed, std::uint32_t row,
                        std::uint32_t head, std::uint32_t query, std::int64_t key) {
-             constexpr std::int32_t numbers = 1 << 16;
-             const std::int32_t kept = numbers - least_kept;
-             const float factor = kept > 0 ? static_cast<float>(1.0 * numbers / kept) : 0.0f;
+             constexpr std::int32_t all = 1 << 16;
+             const std::int32_t kept = all - least_kept;
+             const float factor = kept > 0 ? static_cast<float>(1.0 * all / kept) : 0.0f;
              return Dropout{
                  least_kept,
                  factor,

@@ -12,7 +12,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   ntk_alibi::register_attention(module);
 }
 
-// Python calls this at import. The main thread, threads and the ISA are those of the process, and
+// Python calls this at import. The main thread, threads and the ISA belong to the process, and
 // pybind11 waits for ever in some versions' subinterpreters.
 PyMODINIT_FUNC PyInit__core() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main())

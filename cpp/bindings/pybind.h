@@ -21,12 +21,12 @@ std::int64_t stride(const py::array_t<T>& array, int axis) {
   return array.strides(axis) / size;
 }
 
-// Numbers are (1 or batch, 1 or heads, 1 or queries): an axis of 1 is broadcast.
-inline QueryNumbers view_query_numbers(const py::array_t<float>& numbers) {
+// The array is (1 or batch, 1 or heads, 1 or queries): an axis of 1 is broadcast.
+inline QueryNumbers view_query_numbers(const py::array_t<float>& array) {
   const auto stride = [&](int axis) {
-    return numbers.shape(axis) == 1 ? 0 : ntk_alibi::stride(numbers, axis);
+    return array.shape(axis) == 1 ? 0 : ntk_alibi::stride(array, axis);
   };
-  return {numbers.data(), stride(0), stride(1), stride(2)};
+  return {array.data(), stride(0), stride(1), stride(2)};
 }
 
 void register_attention(py::module_& module);

@@ -12,7 +12,7 @@ struct AttentionGradients {
   TensorView output_gradient;       // shape and dtype of output
   const float* logsumexp_gradient;  // (batch, heads, queries), or null
   TensorView query, key, value;     // shapes and dtypes of the inputs
-  // Gradients of the bias, whose rows are as far apart as those of the problem; null pointers are
+  // Gradients of the bias, whose rows are as far apart as the problem's; null pointers are
   // skipped.
   float* slopes[slope_kinds];  // (batch, heads, queries) each: left, right, far left, far right
   double* table;               // (heads, distances), added to

@@ -9,7 +9,7 @@
 namespace ntk_alibi {
 namespace {
 
-// Between checks: short for a person, long for whatever the check has to wait for.
+// Between checks: short for a person, long for all that the check has to wait for.
 constexpr std::int64_t check_interval_ms = 200;
 
 // Threads ask for the time before each task, so it must cost little; some milliseconds do not

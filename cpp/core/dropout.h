@@ -7,7 +7,7 @@
 
 namespace ntk_alibi {
 
-// The dropout of a tile, from that of the problem and the tile's first query.
+// The dropout of a tile, from the problem's dropout and the tile's first query.
 inline Dropout moved(Dropout dropout, std::int64_t row, std::int64_t head, std::int64_t query) {
   dropout.row += static_cast<std::uint32_t>(row);
   dropout.head += static_cast<std::uint32_t>(head);
@@ -23,7 +23,7 @@ struct DropoutShape {
 };
 
 // out (batch, heads, queries, keys), contiguous: a number of 16 bits for each pair. The offsets of
-// `dropout` are those of the first row, head, query and key.
+// `dropout` belong to the first row, head, query and key.
 void random_numbers(const DropoutShape& shape, const Dropout& dropout, std::uint16_t* out);
 
 }  // namespace ntk_alibi

@@ -59,8 +59,8 @@ bool always() { return true; }
 }
 
 // Intel's processors start a dot product of pairs every second cycle, and two multiply-adds in
-// each: half the operations of float32 (measured on Sapphire Rapids). AMD's do twice those of
-// float32. Asking the vendor, and not a clock, gives every process on a machine the same bits.
+// each: half the operations of float32 (measured on Sapphire Rapids). AMD's do twice as many as
+// in float32. Asking the vendor, and not a clock, gives every process on a machine the same bits.
 [[maybe_unused]] bool has_fast_pairs() { return std::string(cpu_vendor()) != "intel"; }
 #endif
 

@@ -47,9 +47,9 @@ struct MaskRule {
   std::int64_t causal_block;  // 0: none
   std::int64_t sink;
 
-  // The mask of its options in the order of the fields, as Python's `Mask.numbers` gives them.
-  static MaskRule from_numbers(const std::vector<std::int64_t>& numbers) {
-    return {numbers.at(0) != 0, numbers.at(1), numbers.at(2), numbers.at(3)};
+  // Options in the order of the fields, as Python's `Mask.to_integers` returns them.
+  static MaskRule from_integers(const std::vector<std::int64_t>& options) {
+    return {options.at(0) != 0, options.at(1), options.at(2), options.at(3)};
   }
 
   // Inline, since the core calls this once for each query.

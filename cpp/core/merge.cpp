@@ -6,8 +6,8 @@
 namespace ntk_alibi {
 namespace {
 
-// A thread gets at least this many numbers of each part.
-constexpr std::int64_t numbers_per_range = std::int64_t{1} << 15;
+// A thread gets at least this many entries of each part.
+constexpr std::int64_t entries_per_range = std::int64_t{1} << 15;
 
 constexpr std::int64_t rows_between_checks = 256;
 
@@ -35,7 +35,7 @@ void merge(const MergeShape& shape, DType dtype, const std::vector<TensorView>& 
       if (row % rows_between_checks == 0 && cancellation.requested()) return;
     }
   };
-  parallel_for(rows, 1 + numbers_per_range / (1 + shape.head_dim), join);
+  parallel_for(rows, 1 + entries_per_range / (1 + shape.head_dim), join);
 }
 
 }  // namespace ntk_alibi

@@ -13,7 +13,7 @@ struct MergeShape {
   std::int64_t batch, heads, queries, head_dim;
 };
 
-// output and logsumexp (batch, heads, queries), contiguous, may be those of a part. Sums are
+// output and logsumexp (batch, heads, queries), contiguous, may be a part's. Sums are
 // float64, and are rounded once.
 void merge(const MergeShape& shape, DType dtype, const std::vector<TensorView>& outputs,
            const std::vector<const double*>& logsumexps, const TensorView& output,

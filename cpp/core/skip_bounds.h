@@ -1,5 +1,5 @@
 // Bounds of keys and biases, from which the kernels prove that blocks of keys may be skipped.
-// docs/exactness.md has the proof.
+// benchmarks/results/skipping.md has the proof.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +43,9 @@ struct KeyNormsShape {
 };
 
 // Fills norms (batch, key heads, blocks), with norms_stride from head to head, and the centres
-// (batch, key heads, head_dim) that they are measured from. Those of the first `known` keys are
-// there already, and change only if there were too few for a centre. `from` is infinite: later keys
-// are not known yet.
+// (batch, key heads, head_dim) that they are measured from. Norms of the first `known` keys
+// are there already, and change only if there were too few for a centre. `from` is infinite: later
+// keys are not known yet.
 void measure_key_norms(const KeyNormsShape& shape, const TensorView& key, const ScaleView& scales,
                        DType dtype, std::int64_t known, BlockNorms* norms,
                        std::int64_t norms_stride, float* centres);

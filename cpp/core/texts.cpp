@@ -34,7 +34,7 @@ ScaleView from(ScaleView view, const Text& text) {
   return view;
 }
 
-// The element of a contiguous array with `width` numbers for each batch row; null for null.
+// The element of a contiguous array with `width` entries for each batch row; null for null.
 template <class T>
 T* from(T* data, std::int64_t row, std::int64_t width, std::int64_t column) {
   return data == nullptr ? nullptr : data + row * width + column;

@@ -21,10 +21,10 @@ struct Text {
 };
 
 // Attention of the queries of each text over its keys, as if there were no other text. Positions
-// are those of the packed problem, or the columns of the text. A query may be in one text only.
+// come from the packed problem, or are the columns of the text. A query may be in one text only.
 void attention_of_texts(const AttentionProblem& packed, std::vector<Text> texts);
 
-// The same for gradients. Those of keys that are in no text are not written.
+// The same for gradients. Gradients of keys that are in no text are not written.
 void attention_gradients_of_texts(const AttentionProblem& packed,
                                   const AttentionGradients& gradients, std::vector<Text> texts);
 

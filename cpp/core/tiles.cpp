@@ -260,7 +260,7 @@ void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
   if (!overflowed(b, tile) || !inputs_are_finite(b, tile)) return;
   throw std::domain_error(
       "query, key, value, scale and bias must give scores and sums within float32's range "
-      "(3.4e38), and outputs, which dropout divides by what it keeps, within that of their dtype "
+      "(3.4e38), and outputs, which dropout divides by what it keeps, within their dtype's "
       "(65504 for float16), got finite inputs that exceed it");
 }
 

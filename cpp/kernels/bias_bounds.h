@@ -38,7 +38,7 @@ inline LeastSlopes least_slopes(const AttentionTile& tile) {
 }
 
 // Bounds that hold for every query of a tile; infinity where there is no proof.
-// docs/exactness.md derives them.
+// benchmarks/results/skipping.md derives them.
 //   each(b)        the bias of any key of block b
 //   back_from(b)   log2 sum_j 2^bias_ij over the keys of block b and the blocks before it
 //   ahead_from(b)  log2 sum_j 2^bias_ij over the keys of block b and the blocks after it

@@ -1,4 +1,5 @@
-// The proof that a tile may skip a block of keys. docs/exactness.md has the derivation.
+// The proof that a tile may skip a block of keys. The derivation is in
+// benchmarks/results/skipping.md.
 #pragma once
 
 #include "kernels/bias_bounds.h"
@@ -32,8 +33,8 @@ Number greatest_excess(Number score, Number log_sum) {
 }
 
 // Keeps account of the keys that a tile has skipped. All logarithms are to the base 2 and in
-// float64. A query's sum is sum_j 2^score_j, where scores are measured from that of the centre c:
-// scale q.(k_j - c) + bias. The weights are the same.
+// float64. A query's sum is sum_j 2^score_j, where scores are measured from the score of the centre
+// c: scale q.(k_j - c) + bias. The weights are the same.
 class Certificate {
  public:
   // query_norm: the greatest norm of the tile's queries, times the scale.

@@ -23,7 +23,7 @@ namespace {
 // One pass over the values of a block sums this many vectors of channels.
 constexpr int vectors_per_pass = 8;
 
-// dtype is that of keys and values.
+// dtype: of keys and values.
 template <DType dtype>
 class Decoder {
  public:
@@ -123,7 +123,7 @@ class Decoder {
     f32v sum = {};
     for (int c = 0; c < keys_per_block; c += lanes) {
       const f32v weight = exp2(load<f32v>(weights_ + c) - broadcast(reached));
-      store(weights_ + c, c < count ? of_numbers(weight, begin + c, count - c) : weight);
+      store(weights_ + c, c < count ? of_stored_values(weight, begin + c, count - c) : weight);
       sum += weight;
     }
     const float block_sum = horizontal_sum(sum);
@@ -141,9 +141,9 @@ class Decoder {
     }
   }
 
-  // The factors of the values' stored numbers. A key of weight 0 may be masked: its scale may be
-  // NaN.
-  f32v of_numbers(f32v weight, std::int64_t c, int left) const {
+  // The factors of stored values: weights, times the scales of int8. A key of weight 0 may be
+  // masked: its scale may be NaN.
+  f32v of_stored_values(f32v weight, std::int64_t c, int left) const {
     if (dtype != DType::int8) return weight;
     return weight == 0.0f ? weight : weight * scales(tile_.value, c, left);
   }

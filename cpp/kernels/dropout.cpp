@@ -8,8 +8,8 @@ void random_numbers(const Dropout& dropout, std::int64_t keys, std::int64_t stri
   TileRandom<1> random(dropout);
   for (std::int64_t j = 0; j < keys; ++j) {
     random.move_to(j);
-    const u32v numbers = random.numbers(0);
-    for (int r = 0; r < lanes; ++r) out[r * stride + j] = static_cast<std::uint16_t>(numbers[r]);
+    const u32v drawn = random.drawn(0);
+    for (int r = 0; r < lanes; ++r) out[r * stride + j] = static_cast<std::uint16_t>(drawn[r]);
   }
 }
 

@@ -12,7 +12,7 @@ namespace NTK_ALIBI_ISA {
 void random_numbers(const Dropout& dropout, std::int64_t keys, std::int64_t stride,
                     std::uint16_t* out);
 
-// The random numbers of a tile, one for each pair of a query and a key, lanes = queries. They are
+// Random integers of a tile, one for each pair of a query and a key, lanes = queries. They are
 // drawn for keys_per_draw keys at once, and kept for the keys that follow.
 template <int Vectors>
 class TileRandom {
@@ -27,7 +27,7 @@ class TileRandom {
   }
 
   // 16 bits for each query of a vector.
-  u32v numbers(int v) const {
+  u32v drawn(int v) const {
     const u32v words = words_[half_ / 2][v];
     return half_ % 2 == 0 ? words & 0xffffu : words >> 16;
   }
@@ -71,7 +71,7 @@ class KeptWeights {
   void move_to(std::int64_t key) { random_.move_to(index_of(tile_.keys, key)); }
 
   // All bits of a lane are set if its query keeps the weight of the key.
-  i32v mask(int v) const { return (i32v)random_.numbers(v) >= broadcast(tile_.dropout.least_kept); }
+  i32v mask(int v) const { return (i32v)random_.drawn(v) >= broadcast(tile_.dropout.least_kept); }
 
  private:
   const AttentionTile& tile_;

@@ -45,13 +45,13 @@ inline const float* as_float32(const char* row, int head_dim, DType dtype, float
 
 inline const float* as_float32(const HeadRows& rows, std::int64_t row, int head_dim,
                                float* converted) {
-  const float* numbers = as_float32(row_at(rows, row), head_dim, rows.dtype, converted);
-  if (rows.scales == nullptr) return numbers;
+  const float* unscaled = as_float32(row_at(rows, row), head_dim, rows.dtype, converted);
+  if (rows.scales == nullptr) return unscaled;
   for (int d = 0; d < head_dim; ++d) converted[d] *= rows.scales[row];
   return converted;
 }
 
-// Returns the sum of 0 x over the numbers x of the row: NaN if one is infinite or NaN.
+// Returns the sum of 0 x over the entries x of the row: NaN if one is infinite or NaN.
 inline f32v sum_of_zeros(const char* row, int head_dim, DType dtype) {
   f32v sum = {};
   int d = 0;
@@ -90,7 +90,7 @@ inline double dot_in_float64(const float* a, const float* b, int count) {
   return sum;
 }
 
-// Stores `lanes` numbers from channel d on, rounded to nearest even. NaN stays NaN.
+// Stores `lanes` values from channel d on, rounded to nearest even. NaN stays NaN.
 inline void store_rounded(f32v wide, DType dtype, char* row, int d) {
   if (dtype == DType::float32) return store(reinterpret_cast<float*>(row) + d, wide);
   const u16v nan = u16v{} + static_cast<std::uint16_t>(0x7fff);

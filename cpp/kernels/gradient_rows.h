@@ -69,8 +69,8 @@ inline void scale_row(const AttentionTile& tile, int r, float factor, float* pad
   for (int d = 0; d < width; ++d) padded_rows[static_cast<std::int64_t>(r) * width + d] *= factor;
 }
 
-// A query that sees nothing has no gradients, whatever a padded row holds: a weight of 0 times NaN
-// would be NaN.
+// A query that sees nothing has no gradients. Its padded row is cleared, since a weight of 0 times
+// NaN would be NaN.
 inline void clear_row(const AttentionTile& tile, int r, const GradientScratch& s) {
   const int width = padded(tile.head_dim);
   for (int d = 0; d < width; ++d) {

@@ -35,7 +35,8 @@ constexpr int keys_per_block = 64;
 // The mean of the first keys, up to this many, is the centre of a head. More hardly improve it.
 constexpr std::int64_t keys_in_centre = 256;
 
-// Errors that certificates allow for, here and in Python; docs/exactness.md derives them.
+// Errors that certificates allow for, here and in Python; benchmarks/results/skipping.md
+// derives them.
 // A score has head_dim roundings from its dot product and 12 more from scaling and bias, each
 // relative to scale |q| |k|. We count the 12 twice.
 constexpr double extra_score_roundings = 24.0;
@@ -72,7 +73,7 @@ enum class BiasKind : int {
 struct TileBias {
   BiasKind kind;
   // For each query the position from which a linear bias is measured, and what this adds to all its
-  // scores. It is the position of the query, or that of the nearest visible key if all are far on
+  // scores. It is the position of the query, or of the nearest visible key if all are far on
   // one side: the product of slope and distance is rounded.
   const std::int32_t* origins;
   const double* shifts;
@@ -139,10 +140,10 @@ struct Skipping {
   const BiasBound* ahead;
 };
 
-// Numbers of blocks of keys.
+// Counts of blocks of keys.
 struct BlocksRead {
   std::int64_t scored;
-  std::int64_t weighed;  // of those scored: exponentials were formed, and values were added
+  std::int64_t weighed;  // of the scored: exponentials were formed, and values were added
 };
 
 // Query i sees a key at distance d if
@@ -267,14 +268,14 @@ struct DecodePart {
 // One query's results over disjoint keys, `parts` of them, and where the result over all keys goes:
 //   logsumexp = log sum_p exp(logsumexps[p]),  output = sum_p exp(logsumexps[p] - logsumexp)
 //   outputs[p]
-// 0 and -infinity if every logsumexp is -infinity. The results may replace those of a part.
+// 0 and -infinity if every logsumexp is -infinity. The results may replace a part's.
 struct MergeRow {
   int parts;
   int head_dim;
   DType dtype;
   const void* const* outputs;
   const double* logsumexps;
-  double* weights;  // memory for `parts` numbers
+  double* weights;  // memory for `parts` entries
   void* output;
   double* logsumexp;
 };
@@ -314,7 +315,7 @@ struct KernelTable {
   void (*merge_row)(const MergeRow& row);
   // The number of blocks that the tile would read without skipping.
   std::int64_t (*visible_blocks)(const AttentionTile& tile);
-  // True if no number of `count` rows, from the first one on, is infinite or NaN.
+  // True if no entry of `count` rows, from the first one on, is infinite or NaN.
   bool (*rows_are_finite)(const HeadRows& rows, std::int64_t first, std::int64_t count,
                           int head_dim);
   // Writes the mean of the first keys of a head. A channel without a finite mean is 0.
@@ -323,7 +324,7 @@ struct KernelTable {
   // NaN.
   float (*greatest_norm)(const KeyList& keys, std::int64_t b, const HeadRows& key, int head_dim,
                          const float* centre);
-  // The random numbers of dropout for queries_per_vector queries and the first `keys` rows of keys;
+  // Dropout's random integers for queries_per_vector queries and the first `keys` rows of keys;
   // `stride` is from query to query.
   void (*random_numbers)(const Dropout& dropout, std::int64_t keys, std::int64_t stride,
                          std::uint16_t* out);

@@ -10,7 +10,7 @@ namespace NTK_ALIBI_ISA {
 
 namespace {
 
-// The factor of a row's numbers.
+// The factor of a row's entries.
 template <DType dtype>
 float scale_of(const HeadRows& key, std::int64_t row) {
   return dtype == DType::int8 ? key.scales[row] : 1.0f;

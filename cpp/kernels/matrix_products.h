@@ -15,7 +15,7 @@ static_assert(lanes == matrix_rows, "a register has a vector of queries in each 
 // What one product sums over: 32 channels, or 32 keys.
 constexpr int terms_per_product = 32;
 
-// The bytes from row to row of lanes, such as those of packed queries.
+// The bytes from row to row of lanes, such as packed queries.
 constexpr std::int64_t lane_row_bytes = sizeof(float) * queries_per_tile;
 
 inline bool suits_matrices(const AttentionTile& tile) {

@@ -17,7 +17,7 @@ constexpr int matrix_row_bytes = 64;
 
 #if defined(__x86_64__)
 
-// The instructions, as assembly: compilers have them in macros that take literal numbers only.
+// The instructions, as assembly: compilers have them in macros that take literals only.
 struct AmxRegisters {
   // Other libraries use these registers, too, so that a thread configures them for each use.
   static void configure() {
@@ -79,8 +79,8 @@ struct EmulatedRegisters {
       std::memcpy(static_cast<char*>(rows) + m * stride, registers()[Register][m],
                   matrix_row_bytes);
   }
-  // Products of bfloat16 are exact in float32. Those of even and of odd k are summed on their own,
-  // in the order of k, and then added to the sum. Subnormal numbers count as 0 throughout.
+  // Products of bfloat16 are exact in float32. Products of even k have a sum, products of odd k
+  // another, each in the order of k; both are then added to the sum. Subnormal values count as 0.
   template <int Sum, int A, int B>
   static void add_products() {
     for (int m = 0; m < matrix_rows; ++m) {

@@ -56,8 +56,8 @@ class OneBlock {
     if (c < count_) multiply_keys<4>(keys, c);
   }
 
-  // Stores those of some keys from key c on. Rows behind the last key repeat it; their products are
-  // not used.
+  // Stores products of some keys from key c on. Rows behind the last key repeat it; their products
+  // are not used.
   template <int Keys>
   void multiply_keys(const Rows& keys, int c) {
     f32v dot[Keys] = {};

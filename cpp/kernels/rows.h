@@ -228,23 +228,23 @@ class BlockRows {
 
   // The memory of block b, which `fill` fills unless it is there from an earlier tile.
   template <class Fill>
-  float* stored(std::int64_t b, float* blocks, std::int32_t* numbers, const Fill& fill) const {
+  float* stored(std::int64_t b, float* blocks, std::int32_t* slot_blocks, const Fill& fill) const {
     const int slot = static_cast<int>(b % memory_.slots);
     float* block = blocks + static_cast<std::int64_t>(slot) * keys_per_block * tile_.head_dim;
-    if (numbers[slot] != b + 1) fill(block);
-    numbers[slot] = static_cast<std::int32_t>(b + 1);
+    if (slot_blocks[slot] != b + 1) fill(block);
+    slot_blocks[slot] = static_cast<std::int32_t>(b + 1);
     return block;
   }
 
   EvenRows even_rows(const HeadRows& from, std::int64_t b, float* blocks,
-                     std::int32_t* numbers) const {
+                     std::int32_t* slot_blocks) const {
     const int count = keys_in_block(tile_.keys, b);
     const bool in_place = (from.stride == tile_.head_dim || memory_.slots == 1) &&
                           count == keys_per_block &&
                           index(b, keys_per_block - 1) - index(b, 0) == keys_per_block - 1;
     if (in_place) return {row(from, b, 0), row_bytes(from.stride, 1, from.dtype)};
     const std::int64_t bytes = row_bytes(1, tile_.head_dim, from.dtype);
-    const float* block = stored(b, blocks, numbers, [&](float* to) {
+    const float* block = stored(b, blocks, slot_blocks, [&](float* to) {
       for (int c = 0; c < keys_per_block; ++c)
         __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes,
                          row(from, b, c < count ? c : count - 1), bytes);
@@ -253,9 +253,9 @@ class BlockRows {
   }
 
   const char* transposed(const HeadRows& from, std::int64_t b, float* blocks,
-                         std::int32_t* numbers) const {
+                         std::int32_t* slot_blocks) const {
     const int count = keys_in_block(tile_.keys, b);
-    const float* block = stored(b, blocks, numbers, [&](float* to) {
+    const float* block = stored(b, blocks, slot_blocks, [&](float* to) {
       transpose_pairs([&](int c) { return c < count ? row(from, b, c) : nullptr; }, tile_.head_dim,
                       reinterpret_cast<std::uint16_t*>(to));
     });
@@ -269,7 +269,7 @@ class BlockRows {
                      memory_.floats + static_cast<std::int64_t>(c) * tile_.head_dim));
   }
 
-  void find(const HeadRows& from, std::int64_t b, float* blocks, std::int32_t* numbers,
+  void find(const HeadRows& from, std::int64_t b, float* blocks, std::int32_t* slot_blocks,
             Rows& rows) const {
     const int count = keys_in_block(tile_.keys, b);
     const bool in_place =
@@ -280,15 +280,16 @@ class BlockRows {
       const std::int64_t bytes = Words::in_place(from.dtype)
                                      ? row_bytes(1, tile_.head_dim, from.dtype)
                                      : static_cast<std::int64_t>(sizeof(float)) * tile_.head_dim;
-      const char* block = reinterpret_cast<const char*>(stored(b, blocks, numbers, [&](float* to) {
-        if (b > 0) prefetch_block(from, b - 1);
-        for (int c = 0; c < count; ++c) {
-          if (Words::in_place(from.dtype))
-            __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes, row(from, b, c), bytes);
-          else
-            words(from, index(b, c), to, c);
-        }
-      }));
+      const char* block =
+          reinterpret_cast<const char*>(stored(b, blocks, slot_blocks, [&](float* to) {
+            if (b > 0) prefetch_block(from, b - 1);
+            for (int c = 0; c < count; ++c) {
+              if (Words::in_place(from.dtype))
+                __builtin_memcpy(reinterpret_cast<char*>(to) + c * bytes, row(from, b, c), bytes);
+              else
+                words(from, index(b, c), to, c);
+            }
+          }));
       for (int c = 0; c < count; ++c) rows[c] = block + c * bytes;
     }
     for (int c = count; c < keys_per_block; ++c) rows[c] = rows[count - 1];

@@ -8,7 +8,7 @@ namespace NTK_ALIBI_ISA {
 
 std::int64_t visible_blocks(const AttentionTile& tile);
 
-// Keys of a block, by their numbers in it.
+// Keys of a block, by their places in it.
 struct KeyRange {
   int begin, end;
 

@@ -63,7 +63,7 @@ class Weighing {
   f32v sum_[vectors_per_tile];
 };
 
-// Raises the running maximum to that of the current block, and returns whether it rises for a
+// Raises the running maximum to the current block's, and returns whether it rises for a
 // query.
 inline bool raise_maximum(const Scratch& s) {
   i32v rises = {};

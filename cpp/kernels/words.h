@@ -1,4 +1,4 @@
-// Arithmetic on words of 32 bits: one float32 channel, or a pair of bfloat16 numbers.
+// Arithmetic on words of 32 bits: one float32 channel, or a pair of bfloat16 values.
 #pragma once
 
 #include "kernels/scratch.h"
@@ -49,7 +49,7 @@ struct Float32Words {
   }
 };
 
-// Whether a tile may take products of bfloat16, which sum over so many channels. They flush numbers
+// Whether a tile may take products of bfloat16, which sum over so many channels. They flush values
 // below 2^-126 to 0, which a greater scale would make matter.
 inline bool suits_bfloat16(const AttentionTile& tile, int channels) {
   constexpr float greatest_scale = 1 << 20;
@@ -92,7 +92,7 @@ struct Bfloat16Matrices : Bfloat16Words {
 #if defined(__AVX512BW__)
   static NTK_ALIBI_INLINE void store_weights(float* weights, int c, int v,
                                              const f32v (&weight)[keys_per_weight]) {
-    // The upper halves of even words go below those of odd words.
+    // The upper halves of even words go below the upper halves of odd words.
     const __m512i upper_half = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
     const u32v even = bits_of(weight[0]) + 0x8000u, odd = bits_of(weight[1]) + 0x8000u;
     store_vector(weights, c / 2, v,

@@ -28,7 +28,7 @@ struct Arguments {
     arguments.key_length = p.key_length;
     arguments.head_dim = Call::dim;
     arguments.query = arguments.key = arguments.value =
-        contiguous<const void>(call.numbers.data(), Call::heads, p.key_length, Call::dim);
+        contiguous<const void>(call.inputs.data(), Call::heads, p.key_length, Call::dim);
     arguments.output = contiguous<void>(output.data(), Call::heads, p.query_length, Call::dim);
     arguments.logsumexp = logsumexp.data();
     arguments.scale = p.scale;
@@ -120,7 +120,7 @@ void test_public_interface_refuses() {
   CHECK(mentions(error_of([](Arguments& a) { a.query.data = nullptr; }), "query must have data"));
   CHECK(mentions(error_of([](Arguments& a) { a.key.data = nullptr; }), "key must have data"));
   CHECK(error_of([](Arguments& a) { a.output.data = const_cast<void*>(a.query.data); }) ==
-        "output must have memory of its own, got that of an input");
+        "output must not share memory with an input, got an input's");
   CHECK(error_of([](Arguments& a) { a.output.head_stride = 0; }) ==
         "output's strides must keep rows apart, got 4200, 0 and 20 (batch, head and row)");
   CHECK(mentions(error_of([](Arguments& a) { a.output.row_stride = 19; }), "keep rows apart"));

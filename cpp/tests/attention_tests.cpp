@@ -109,7 +109,7 @@ float exp2_of_kernels(float x) {
   return result;
 }
 
-// Numbers from 0 down to -140, many of each exponent, against float64.
+// Values from 0 down to -140, many of each exponent, against float64.
 void test_exp2() {
   constexpr std::uint32_t negative_zero = 0x80000000u, stride = 2039;
   constexpr float least_normal_power = -126.0f;
@@ -128,7 +128,7 @@ void test_exp2() {
   CHECK(std::isnan(exp2_of_kernels(std::numeric_limits<float>::quiet_NaN())));
 }
 
-// The numbers of blocks that are scored, and that are visible, over all heads.
+// How many blocks are scored, and how many are visible, over all heads.
 std::pair<std::int64_t, std::int64_t> blocks_read(std::optional<double> skip_tolerance) {
   Call call(130, 2000, false);
   call.problem.skip_tolerance = skip_tolerance;
@@ -141,7 +141,7 @@ std::pair<std::int64_t, std::int64_t> blocks_read(std::optional<double> skip_tol
   return read;
 }
 
-// The meaning is that of Python's argument; tests/fused/test_skipping.py tests it there.
+// It means the same as Python's argument; tests/fused/test_skipping.py tests it there.
 void test_skip_tolerance() {
   const auto [none_scored, none_visible] = blocks_read(std::nullopt);
   const auto [zero_scored, zero_visible] = blocks_read(0.0);

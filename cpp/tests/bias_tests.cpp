@@ -13,7 +13,7 @@ namespace {
 
 std::vector<float> hard_floats() {
   std::vector<float> values;
-  for (std::uint32_t high = 0; high < 0x7f80; ++high) {  // every bfloat16 and numbers around it
+  for (std::uint32_t high = 0; high < 0x7f80; ++high) {  // every bfloat16 and values around it
     for (std::uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, 0x1000u,
                               0x0fffu, 0x2fffu, 0x3000u}) {
       const std::uint32_t bits = high << 16 | low;

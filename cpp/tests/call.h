@@ -12,7 +12,7 @@
 // padding.
 struct Call {
   static constexpr std::int64_t heads = 3, dim = 20;
-  std::vector<float> numbers, output;
+  std::vector<float> inputs, output;
   std::vector<double> logsumexp;
   std::vector<std::uint8_t> mask;
   std::vector<std::int64_t> counts;
@@ -20,16 +20,16 @@ struct Call {
 
   Call(std::int64_t queries, std::int64_t keys, bool masked) {
     static const float slopes[heads] = {0.5f, 0.03f, 0.002f};
-    numbers.resize(heads * keys * dim);
+    inputs.resize(heads * keys * dim);
     std::uint32_t state = 7;
-    for (float& number : numbers) {
+    for (float& input : inputs) {
       state = state * 1664525u + 1013904223u;
-      number = static_cast<float>(state >> 8) / (1 << 23) - 1.0f;
+      input = static_cast<float>(state >> 8) / (1 << 23) - 1.0f;
     }
     output.resize(heads * queries * dim);
     logsumexp.resize(heads * queries);
     counts.resize(ntk_alibi::kinds_of_counts * heads);
-    const ntk_alibi::TensorView view{numbers.data(), 0, keys * dim, dim};
+    const ntk_alibi::TensorView view{inputs.data(), 0, keys * dim, dim};
     problem.dtype = ntk_alibi::DType::float32;
     problem.query = problem.key = problem.value = view;
     problem.output = {output.data(), 0, queries * dim, dim};

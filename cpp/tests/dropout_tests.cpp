@@ -1,4 +1,4 @@
-// The random numbers of dropout against the vectors that Random123 publishes for Philox4x32-10
+// Dropout's random integers against the vectors that Random123 publishes for Philox4x32-10
 // (https://github.com/DEShawResearch/random123, tests/kat_vectors).
 #include <cstdint>
 #include <vector>
@@ -37,10 +37,10 @@ void test_random_numbers() {
                           known.counter[2],
                           known.counter[1] - static_cast<std::uint32_t>(before),
                           keys_per_counter * std::int64_t{known.counter[0]}};
-    std::vector<std::uint16_t> numbers((before + 1) * keys_per_counter);
-    random_numbers({1, 1, before + 1, keys_per_counter}, dropout, numbers.data());
+    std::vector<std::uint16_t> drawn((before + 1) * keys_per_counter);
+    random_numbers({1, 1, before + 1, keys_per_counter}, dropout, drawn.data());
     for (std::int64_t j = 0; j < keys_per_counter; ++j)
-      CHECK(numbers[before * keys_per_counter + j] ==
+      CHECK(drawn[before * keys_per_counter + j] ==
             static_cast<std::uint16_t>(known.words[j / 2] >> (j % 2 * 16)));
   }
 }

@@ -34,7 +34,7 @@ struct GradientCall : Call {
       problem.bias.knee = 40;
     }
     const std::int64_t rows = heads * queries;
-    incoming.assign(numbers.rbegin(), numbers.rbegin() + rows * (dim + 1));
+    incoming.assign(inputs.rbegin(), inputs.rbegin() + rows * (dim + 1));
     results.resize(rows * dim + 2 * heads * keys * dim + 2 * rows);
     gradients.output_gradient = {incoming.data(), 0, queries * dim, dim};
     gradients.logsumexp_gradient = incoming.data() + rows * dim;
@@ -71,7 +71,7 @@ double magnitude(const float* a, const float* b) {
   return sum;
 }
 
-// The results of a GradientCall by float64 sums, and the allowed error in units of float32. Numbers
+// The results of a GradientCall by float64 sums, and the allowed error in units of float32. Inputs
 // are below 1 and scores without bias below A = 4: a weight errs by (dim + 8 + 4) A and 4 |bias|
 // units; the logsumexp by the mean of that, where |bias| is some nats; sums by 100.
 class PlainGradients {
@@ -89,7 +89,7 @@ class PlainGradients {
     constexpr std::int64_t dim = Call::dim;
     const std::int64_t row = h * call_.queries + i, seen = call_.keys - call_.queries + i + 1;
     const float* const keys =
-        call_.numbers.data() + h * call_.keys * dim;  // also the values and queries
+        call_.inputs.data() + h * call_.keys * dim;  // also the values and queries
     const float* const incoming = call_.incoming.data() + row * dim;
     std::vector<double> weights(seen), gradients(seen);
     double total = 0.0, mean = 0.0, size = 0.0;
@@ -181,7 +181,7 @@ void test_no_operand_is_subnormal() {
   for (const auto& [queries, keys] : {std::pair{1, 3000}, std::pair{40, 50}, std::pair{100, 3000}})
     for (const float size : {1.0f, 1e-25f}) {
       GradientCall call(queries, keys, false, false);
-      std::vector<float> values = call.numbers;
+      std::vector<float> values = call.inputs;
       for (float& value : values) value *= size;
       for (float& number : call.incoming) number *= size;
       call.problem.value.data = values.data();

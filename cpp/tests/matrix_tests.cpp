@@ -22,7 +22,7 @@ struct Matrices {
   float sums[16][16];
 };
 
-// Random numbers whose exponents differ by up to `exponents`, around 2^middle.
+// Random values whose exponents differ by up to `exponents`, around 2^middle.
 Matrices draw(std::uint32_t& state, unsigned middle, unsigned exponents) {
   const auto next = [&] { return state = state * 1664525u + 1013904223u; };
   const auto number = [&] {

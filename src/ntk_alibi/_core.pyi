@@ -53,7 +53,7 @@ def dense_bias(dense: NDArray[np.float32]) -> AttentionBias: ...
 
 class CallRule:
     def __init__(
-        self, scale: float, skip_tolerance: float | None, mask_numbers: Sequence[int]
+        self, scale: float, skip_tolerance: float | None, mask_options: Sequence[int]
     ) -> None: ...
 
 class Tokens:

@@ -79,8 +79,8 @@ struct AttentionArguments {
 // and std::bad_alloc; the output is then undefined.
 void attention(const AttentionArguments& arguments);
 
-// The slopes m_h of ALiBi for 1 to 2^20 heads, as BLOOM and MPT have them; those of a stretched
-// model are numbers that Python's `alibi_slopes` gives.
+// The slopes m_h of ALiBi for 1 to 2^20 heads, as BLOOM and MPT have them. Python's `alibi_slopes`
+// returns the slopes of a stretched model.
 std::vector<float> alibi_slopes(std::int64_t num_heads);
 
 }  // namespace ntk_alibi

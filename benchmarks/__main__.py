@@ -99,7 +99,7 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 
 def _at_least(least: float, number: type) -> Callable[[str], Any]:
-    """Return a converter of numbers of the command line."""
+    """Return a converter of counts and durations of the command line."""
 
     def convert(text: str) -> Any:
         try:
@@ -130,7 +130,7 @@ def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
         "--lengths",
         type=_lengths,
         default=(8192, 32768, 131072),
-        help="numbers of tokens of all processes, comma-separated (default: 8192,32768,131072)",
+        help="tokens of all processes, comma-separated (default: 8192,32768,131072)",
     )
     benchmark.add_argument(
         "--dtypes",

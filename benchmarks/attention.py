@@ -24,8 +24,8 @@ class Settings:
     """Settings of one run.
 
     Attributes:
-        results: JSON file of medians; new medians replace those of the same parts. The picture is
-            written beside it.
+        results: JSON file of medians; new medians replace earlier ones of the same parts. The
+            picture is written beside it.
         parts: names of parts, keys of `PARTS`.
         rounds: turns of each candidate.
         longest: number of tokens above which problems are left out.
@@ -44,8 +44,8 @@ class Part:
     """A section of the document.
 
     Attributes:
-        measure: measures and returns plain numbers, which JSON can hold.
-        markdown: returns the tables of these numbers.
+        measure: measures and returns medians and other results, in types that JSON has.
+        markdown: returns the tables of these results.
         estimate: returns the seconds that measuring takes.
     """
 
@@ -77,10 +77,10 @@ def _print_estimates(settings: Settings) -> None:
 def _measure(name: str, settings: Settings) -> None:
     print(name, file=sys.stderr, flush=True)
     machine = describe_machine(("onnxruntime", "jax"))
-    numbers = PARTS[name].measure(settings)
-    if not numbers:
+    measured = PARTS[name].measure(settings)
+    if not measured:
         return  # all problems are longer than settings.longest
-    part = {"machine": machine, "rounds": settings.rounds, "numbers": numbers}
+    part = {"machine": machine, "rounds": settings.rounds, "measured": measured}
     settings.results.parent.mkdir(parents=True, exist_ok=True)
     settings.results.write_text(json.dumps({**_read(settings.results), name: part}, indent=1))
 
@@ -92,13 +92,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _markdown(name: str, part: dict[str, Any]) -> str:
     head = f"{part['machine']}; medians of {part['rounds']} interleaved rounds."
-    return f"{head}\n\n{PARTS[name].markdown(part['numbers'])}"
+    return f"{head}\n\n{PARTS[name].markdown(part['measured'])}"
 
 
 def _drawn(results: dict[str, Any]) -> list[prefill_results.Result]:
     """Return the cases for the picture; none if fewer than two of their parts are measured."""
     names = [name for name in results if name == "short" or name.startswith("prefill")]
-    cases = [case for name in names for case in results[name]["numbers"]]
+    cases = [case for name in names for case in results[name]["measured"]]
     return cases if len(names) > 1 else []
 
 

@@ -1,4 +1,4 @@
-"""Candidates of the attention benchmark: ours, and those of torch and transformers.
+"""Candidates of the attention benchmark: ours, torch's and transformers'.
 
 Masks, bias rows and extra channels are made before the call, so their construction is not timed.
 """
@@ -120,10 +120,10 @@ def fold(problem: Problem) -> Call:
     ]
 
 
-def _parts(numbers: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Split float32 numbers into one or two of the dtype whose sum is nearly exact."""
-    high = numbers.to(dtype)
-    low = (numbers - high.float()).to(dtype)
+def _parts(tensor: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Split a float32 tensor into one or two of the dtype whose sum is nearly exact."""
+    high = tensor.to(dtype)
+    low = (tensor - high.float()).to(dtype)
     return [high, low] if low.any() else [high]
 
 

@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def merged(text: str, rows: list[Row]) -> str:
-    """Return the table in which rows replace, or follow, those of the same first column."""
+    """Return the table in which rows replace rows of the same first column, or follow."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     earlier = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[2:]]
     all_rows = {row[0]: row for row in [*earlier, *rows]}

@@ -23,7 +23,7 @@ from ntk_alibi.torch.devices.flex import FlexAttention
 #: Heads and channels of all problems.
 HEADS, DIM = 16, 64
 
-#: Numbers of tokens.
+#: Tokens of a text.
 LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 
 #: The most tokens whose matrix of all pairs is built: 8 GiB in bfloat16.
@@ -70,12 +70,12 @@ def _rows(bias: Any, kind: str, queries: int, keys: int, rounds: int) -> list[li
     for name, attend in _candidates(bias).items():
         try:
             milliseconds, memory = _measured(attend, tensors, rounds, backward=kind == "backward")
-            numbers = [f"{milliseconds:.3f}", f"{memory:.0f}"]
+            cells = [f"{milliseconds:.3f}", f"{memory:.0f}"]
         except torch.OutOfMemoryError:
-            numbers = ["out of memory", ""]
+            cells = ["out of memory", ""]
         except NotImplementedError as refusal:
-            numbers = [str(refusal), ""]
-        rows.append([method_name(bias.scaling), kind, str(keys), name, *numbers])
+            cells = [str(refusal), ""]
+        rows.append([method_name(bias.scaling), kind, str(keys), name, *cells])
     return rows
 
 
@@ -110,8 +110,8 @@ def _dense(bias: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     queries, keys = (torch.arange(x.shape[2], device=x.device) for x in (query, key))
     distance = queries[:, None] + len(keys) - len(queries) - keys
     slopes = torch.from_numpy(na.alibi_slopes(HEADS, bias.scaling)).to(query)
-    numbers = -slopes[:, None, None] * distance.to(query.dtype)
-    return numbers.masked_fill_(distance < 0, -torch.inf)
+    dense = -slopes[:, None, None] * distance.to(query.dtype)
+    return dense.masked_fill_(distance < 0, -torch.inf)
 
 
 def _measured(

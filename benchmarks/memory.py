@@ -1,7 +1,7 @@
 """Benchmark of peak memory beyond the inputs; each candidate runs in a separate process.
 
 `python -m benchmarks.memory NUMBER LENGTH` runs one candidate. It reads the high-water mark of
-resident memory from /proc, because that of getrusage survives exec() and would be the parent's.
+resident memory from /proc, because getrusage's survives exec() and would be the parent's.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Shape:
 def _remote(module: str, model: str, config: str, vocabulary: int, **sizes: Any) -> Any:
     """Make a model of the abridged remote code in tests/shared, loaded by its file as such code is.
 
-    The published code would have to be downloaded. The weights' deviation is that of BERT.
+    The published code would have to be downloaded. Weights have the standard deviation of BERT's.
     """
     path = ROOT / f"tests/shared/remote_models/{module}.py"
     spec = importlib.util.spec_from_file_location(f"remote_{module}", path)
@@ -85,7 +85,7 @@ def _remote(module: str, model: str, config: str, vocabulary: int, **sizes: Any)
     return made
 
 
-#: What makes each model. Those of remote code are a module, a model and a configuration.
+#: What makes each model. Models of remote code are a module, a model and a configuration.
 SHAPES = {
     "jina-embeddings-v2-small-en": Shape(
         8, 64, (4, 4),

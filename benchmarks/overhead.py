@@ -28,7 +28,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 def _measured(threads: int, length: int, rounds: int) -> dict[str, Any]:
     calls = _calls(length, threads)
-    # With several threads, those of one library would still wait, busy, in the other's turn.
+    # With several threads, one library's threads would still wait, busy, in the other's turn.
     runtimes = {name: "torch" if "torch" in name else "ours" for name in calls}
     with problems.threads(threads):
         seconds = interleaved(

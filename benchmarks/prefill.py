@@ -82,7 +82,7 @@ def real() -> list[Case]:
 
 
 def measure(cases: Iterable[Case], rounds: int) -> list[dict[str, Any]]:
-    """Return the numbers of each case: description, median seconds, errors, peaks, blocks read."""
+    """Return the results of each case: description, median seconds, errors, peaks, blocks read."""
     results = []
     for case in cases:
         begin = time.perf_counter()

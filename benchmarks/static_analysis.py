@@ -50,7 +50,7 @@ COMPILERS = {
     name: "g++" if name == platform.machine() else f"{name}-linux-gnu-g++" for name in CORES
 }
 
-#: What a loop does, by its source, the function that it stands in after inlining, and its kind. The
+#: What a loop does, by its source, the function that contains it after inlining, and its kind. The
 #: first line that fits counts.
 JOBS = (
     ("values", "attention", "add_channels", "products"),
@@ -147,7 +147,7 @@ class Loop:
     """An innermost loop with multiply-adds of vectors.
 
     Attributes:
-        symbol: the function that it stands in, as the linker knows it.
+        symbol: the linker's name of the function that contains it.
         kind: "weights" if it has exponentials, "products" if nearly all multiply-adds go to sums
             that are kept from turn to turn, in registers or on the stack, else "other".
         lines: its instructions.
@@ -369,8 +369,8 @@ def _alone(loop: Loop, dialect: Dialect) -> str:
     return re.sub(*dialect.alone, line)
 
 
-def _range(numbers: Iterable[int]) -> str:
-    ordered = sorted(numbers)
+def _range(counts: Iterable[int]) -> str:
+    ordered = sorted(counts)
     return str(ordered[0]) if ordered[0] == ordered[-1] else f"{ordered[0]}-{ordered[-1]}"
 
 

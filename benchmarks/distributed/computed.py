@@ -31,7 +31,7 @@ from ntk_alibi.evaluation.report.markdown import describe_machine, table
 #: For each process, the blocks that are wanted from it, (1, heads, blocks).
 Wanted = list[NDArray[np.bool_]]
 
-#: Numbers of processes.
+#: How many processes.
 SIZES = (4, 16, 64)
 TRAINED = 2048  # length whose multiple the proportional stretching is
 MOST_SCORED = 32_768  # tokens up to which blocks of scores are counted, too
@@ -52,7 +52,7 @@ class _Known(Ranks):
         return _Known(group, size, 0, [torch.empty(0)] * size, [torch.empty(0)] * size)
 
     def gather_rows(self, tensor: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-        """Keep the norms of this rank, and return those of all."""
+        """Keep the norms of this rank, and return all ranks' norms."""
         self.norms[self.rank] = tensor
         return [x if x.numel() else tensor for x in self.norms]
 
@@ -61,7 +61,7 @@ class _Known(Ranks):
         return make()
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Keep the centre of this rank, and return those of all."""
+        """Keep the centre of this rank, and return all ranks' centres."""
         self.centres[self.rank] = tensor
         return [x if x.numel() else tensor for x in self.centres]
 
@@ -90,7 +90,7 @@ def run(settings: Settings) -> Iterator[tuple[str, str]]:
         )
     head = (
         f"{describe_machine()}; computed, not measured: {settings.heads} heads, D = {HEAD_DIM}, "
-        "float32, MiB of all processes together. Beyond 8 processes those of number 0, 1, 2, 4, "
+        "float32, MiB of all processes together. Beyond 8 processes, processes 0, 1, 2, 4, "
         "8, … and the last are computed, and what the others receive is interpolated."
     )
     header = [
@@ -165,7 +165,7 @@ def traffic(problem: Problem, size: int, wanted: dict[int, Wanted]) -> list[Traf
     every = np.interp(range(size), list(wanted), got)
     norms = 4 * problem.heads * (blocks + problem.head_dim) * (size - 1)
     wishes = -(-problem.heads * blocks // 8) * (size - 1)
-    # four all-gathers of numbers, two of descriptions, the wishes, and at most as many blocks
+    # four all-gathers of arrays, two of descriptions, the wishes, and at most as many blocks
     return [
         Traffic({"norms": norms, "wishes": wishes}, norms + wishes + round(x), 8 * (size - 1))
         for x in every

@@ -36,7 +36,7 @@ class Settings:
     """Options of the command line.
 
     Attributes:
-        lengths: numbers of tokens of all processes together.
+        lengths: tokens of all processes together.
         heads: number of heads.
         latency: seconds that each message takes on a simulated link.
         rounds: number of timed calls on a limited link.
@@ -277,6 +277,6 @@ def _time_table(rows: dict[Problem, Row], ways: list[str], latency: float) -> st
     return _table([speeds_header(latency), *ways], rows, cells)
 
 
-def spread(numbers: Sequence[int]) -> str:
-    """Return the greatest number relative to the mean."""
-    return f"{max(numbers) * len(numbers) / max(sum(numbers), 1):.2f}"
+def spread(counts: Sequence[int]) -> str:
+    """Return the greatest count relative to the mean."""
+    return f"{max(counts) * len(counts) / max(sum(counts), 1):.2f}"

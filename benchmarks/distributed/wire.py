@@ -62,7 +62,7 @@ class Traffic:
 class Wire:
     """Counts bytes, messages, buffers and blocks of scores of this process in a `with` block.
 
-    Bytes are those of the tensors that collectives send to other processes: an all-gather sends a
+    Bytes count the tensors that collectives send to other processes: an all-gather sends a
     tensor to each of them, as a ring of neighbours does, too. Pickled objects count as what they
     become, two all-gathers.
 

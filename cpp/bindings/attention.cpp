@@ -5,8 +5,8 @@
 #include "core/attention_gradient.h"
 #include "core/dropout.h"
 #include "core/merge.h"
+#include "core/segments.h"
 #include "core/skip_bounds.h"
-#include "core/texts.h"
 
 namespace ntk_alibi {
 namespace {
@@ -18,24 +18,24 @@ struct CallRule {
   std::optional<double> skip_tolerance;
 };
 
-// Padding, positions, factors and texts of a call.
+// Padding, positions, factors and segments of a call.
 struct Tokens {
   std::optional<py::array_t<std::int32_t>> query_positions, key_positions;
   std::optional<py::array_t<std::uint8_t>> key_mask;  // contiguous
   std::optional<py::array_t<float>> factors;
-  // (texts, 6), contiguous: begin and end of the rows, queries and keys of packed texts.
-  std::optional<py::array_t<std::int64_t, py::array::c_style>> texts;
+  // (segments, 6), contiguous: begin and end of the rows, queries and keys of packed segments.
+  std::optional<py::array_t<std::int64_t, py::array::c_style>> segments;
 
-  std::vector<Text> listed_texts() const {
-    std::vector<Text> listed;
-    const std::int64_t* row = texts->data();
-    for (py::ssize_t t = 0; t < texts->shape(0); ++t, row += 6)
+  std::vector<Segment> listed_segments() const {
+    std::vector<Segment> listed;
+    const std::int64_t* row = segments->data();
+    for (py::ssize_t t = 0; t < segments->shape(0); ++t, row += 6)
       listed.push_back({{row[0], row[1]}, {row[2], row[3]}, {row[4], row[5]}});
     return listed;
   }
 };
 
-bool are_packed(const Tokens* tokens) { return tokens != nullptr && tokens->texts; }
+bool are_packed(const Tokens* tokens) { return tokens != nullptr && tokens->segments; }
 
 // Where the gradients of the bias go.
 struct BiasGradients {
@@ -150,9 +150,9 @@ void bind_attention(
     problem.key_centres = key_norms->second.data();
   }
   if (are_packed(tokens)) {
-    std::vector<Text> texts = tokens->listed_texts();
+    std::vector<Segment> segments = tokens->listed_segments();
     py::gil_scoped_release release;
-    return attention_of_texts(problem, std::move(texts));
+    return attention_of_segments(problem, std::move(segments));
   }
   py::gil_scoped_release release;
   attention(problem);
@@ -185,9 +185,9 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
   gradients.sums = data_of(of_bias.sums);
   gradients.dense = data_of(of_bias.dense);
   if (are_packed(tokens)) {
-    std::vector<Text> texts = tokens->listed_texts();
+    std::vector<Segment> segments = tokens->listed_segments();
     py::gil_scoped_release release;
-    return attention_gradients_of_texts(problem, gradients, std::move(texts));
+    return attention_gradients_of_segments(problem, gradients, std::move(segments));
   }
   py::gil_scoped_release release;
   attention_gradients(problem, gradients);
@@ -253,7 +253,7 @@ void register_attention(py::module_& module) {
                     std::optional<py::array_t<std::uint8_t>>, std::optional<py::array_t<float>>,
                     std::optional<py::array_t<std::int64_t, py::array::c_style>>>(),
            py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"),
-           py::arg("factors") = py::none(), py::arg("texts") = py::none());
+           py::arg("factors") = py::none(), py::arg("segments") = py::none());
   py::class_<KeyScales>(module, "KeyScales")
       .def(py::init<py::array_t<float>, py::array_t<float>>(), py::arg("key"), py::arg("value"));
   py::class_<Dropout>(module, "Dropout")

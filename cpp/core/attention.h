@@ -36,7 +36,7 @@ struct AttentionProblem {
   double* logsumexp;  // (batch, heads, queries), or null
   std::int64_t batch, query_heads, key_heads, query_length, key_length, head_dim;
   // The lengths of rows in arrays without strides of their own, (batch, heads, queries) and (batch,
-  // keys): query_length and key_length, unless the problem is one of several texts in a row.
+  // keys): query_length and key_length, unless the problem is one of several segments in a row.
   std::int64_t query_pitch, key_pitch;
   float scale;
   QueryNumbers factors;  // of the products q.k, besides the scale; without data all are 1

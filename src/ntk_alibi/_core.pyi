@@ -63,7 +63,7 @@ class Tokens:
         key_positions: NDArray[np.int32] | None,
         key_mask: NDArray[np.uint8] | None,
         factors: NDArray[np.float32] | None = None,
-        texts: NDArray[np.int64] | None = None,
+        segments: NDArray[np.int64] | None = None,
     ) -> None: ...
 
 class KeyScales:

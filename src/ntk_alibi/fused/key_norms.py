@@ -46,7 +46,7 @@ class KeyNorms:
         >>> norms.length
         100
 
-    Source: this package (docs/exactness.md).
+    Source: this package (benchmarks/results/skipping.md).
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ test: lint
 	$(PYTEST) -m "not slow and not gpu" --doctest-ignore-import-errors
 
 # Then grids, every instruction set, torch.compile, processes, the harness, notebooks, the site, wheels.
-test-all: test $(VENV)/.test-all
+test-all: test emulate $(VENV)/.test-all
 	$(PYTEST) -m "slow and not gpu"
 
 # On a machine with a CUDA device and a torch for it, in the environment GPU_PYTHON: kernels, gradients
@@ -95,7 +95,7 @@ EMULATED_PYTHON := NTK_ALIBI_ISA=amx $(EMULATED)/venv/bin/python
 
 emulate: $(VENV)/.test
 	$(call module,$(EMULATED),-C cmake.define.NTK_ALIBI_EMULATE_AMX=ON -C cmake.define.NTK_ALIBI_ISAS=amx)
-	$(EMULATED_PYTHON) -m pytest -q -n auto -m "not slow" --hypothesis-profile=sanitize \
+	$(EMULATED_PYTHON) -m pytest -q -n auto -m "not slow or grid" --hypothesis-profile=sanitize \
 	  tests/fused tests/biases
 	$(EMULATED_PYTHON) -m fuzz --cases 2000
 

@@ -108,9 +108,9 @@ class TileWalk {
 #if defined(NTK_ALIBI_AMX)
     if constexpr (Words::in_matrices) return visit_by_matrices(b);
 #endif
-    const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b,
-                            reach_.keys_to_read(tile_, b * keys_per_block),
-                            unmasked_keys(tile_, reach_, b)};
+    const int count = reach_.keys_to_read(tile_, b * keys_per_block);
+    const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b, count,
+                            unmasked_keys(tile_, s_, reach_, b, count)};
     with_functor(tile_.bias.kind, [&](auto functor) {
       using Bias = typename decltype(functor)::type;
       score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
@@ -127,8 +127,8 @@ class TileWalk {
 
 #if defined(NTK_ALIBI_AMX)
   void visit_by_matrices(std::int64_t b) {
-    scored_ = {s_.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
-               unmasked_keys(tile_, reach_, b)};
+    const int count = reach_.keys_to_read(tile_, b * keys_per_block);
+    scored_ = {s_.scores[0], b, count, unmasked_keys(tile_, s_, reach_, b, count)};
     multiply_matrices(s_.query, rows_.even_keys(b), tile_.head_dim, scored_.count, scored_.scores);
     ++read_.scored;
     with_functor(tile_.bias.kind,
@@ -140,7 +140,7 @@ class TileWalk {
   void weigh_or_drop() {
     f32v sums[vectors_per_tile];
     bool weighed = false;
-    if constexpr (Bias::is_linear)
+    if constexpr (Bias::depends_on_distance)
       if (!maximum_rises_ && tile_.keys.positions == nullptr &&
           scored_.unmasked.holds(0, keys_per_block))
         weighed = weigh_products<Bias>(tile_, s_, scored_, s_.scores[1], sums);

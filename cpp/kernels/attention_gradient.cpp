@@ -95,8 +95,9 @@ class GradientWalk {
 
   void visit(std::int64_t b) {
     if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
-    const ScoredBlock block{s_.tile.scores[0], b, reach_.keys_to_read(tile_, b * keys_per_block),
-                            unmasked_keys(tile_, reach_, b)};
+    const int count = reach_.keys_to_read(tile_, b * keys_per_block);
+    const ScoredBlock block{s_.tile.scores[0], b, count,
+                            unmasked_keys(tile_, s_.tile, reach_, b, count)};
     with_functor(tile_.bias.kind,
                  [&](auto functor) { score<typename decltype(functor)::type>(block); });
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;

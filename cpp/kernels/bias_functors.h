@@ -1,7 +1,7 @@
 // Biases as functors, log2 domain. at() adds the bias to the products of one key with a vector of
-// queries; it is given the distances from the origins of their biases. A linear bias, with a knee
-// or without, depends on the distance alone, which it takes as float, and is never -infinity. A
-// proportional one is -slope(v) times the distance for all distances.
+// queries; it is given the distances from the origins of their biases. A bias that depends on the
+// distance alone takes it as float, for keys that the bias does not hide. A linear one, with a knee
+// or without, hides none. A proportional one is -slope(v) times the distance for all distances.
 #pragma once
 
 #include "kernels/key_list.h"
@@ -11,15 +11,24 @@
 namespace ntk_alibi {
 namespace NTK_ALIBI_ISA {
 
-struct NoBias {
+struct LinearBias {
   static constexpr bool is_linear = true;
+  static constexpr bool depends_on_distance = true;
   static constexpr bool is_proportional = false;
+};
+
+struct OtherBias {
+  static constexpr bool is_linear = false;
+  static constexpr bool depends_on_distance = false;
+  static constexpr bool is_proportional = false;
+};
+
+struct NoBias : LinearBias {
   NoBias(const AttentionTile&, const Scratch&) {}
   f32v at(f32v product, int, f32v) const { return product; }
 };
 
-struct OneSidedBias {
-  static constexpr bool is_linear = true;
+struct OneSidedBias : LinearBias {
   static constexpr bool is_proportional = true;
   OneSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const { return product - slope(v) * distance; }
@@ -27,9 +36,7 @@ struct OneSidedBias {
   const float* slopes;
 };
 
-struct TwoSidedBias {
-  static constexpr bool is_linear = true;
-  static constexpr bool is_proportional = false;
+struct TwoSidedBias : LinearBias {
   TwoSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const {
     const f32v slope = distance > 0 ? -vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
@@ -38,9 +45,7 @@ struct TwoSidedBias {
   const float* slopes;
 };
 
-struct OneSidedKnee {
-  static constexpr bool is_linear = true;
-  static constexpr bool is_proportional = false;
+struct OneSidedKnee : LinearBias {
   OneSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const {
     return below_knee(product, distance, vector_of(slopes, 4, v), vector_of(slopes, 0, v),
@@ -49,9 +54,7 @@ struct OneSidedKnee {
   const float* slopes;
 };
 
-struct TwoSidedKnee {
-  static constexpr bool is_linear = true;
-  static constexpr bool is_proportional = false;
+struct TwoSidedKnee : LinearBias {
   TwoSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const {
     const f32v slope = distance > 0 ? vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
@@ -70,8 +73,8 @@ inline f32v unless_hidden(f32v product, f32v value) {
   return value == -infinity ? value : product + max(broadcast(least), value * log2_e);
 }
 
-struct TableBias {
-  static constexpr bool is_linear = false;
+struct TableBias : OtherBias {
+  static constexpr bool depends_on_distance = true;
   TableBias(const AttentionTile& tile, const Scratch&) : bias(tile.bias) {}
   f32v at(f32v product, std::int64_t, int, i32v distance) const {
     const std::int64_t first = distance[0] - bias.table_begin;
@@ -86,11 +89,15 @@ struct TableBias {
     }
     return unless_hidden(product, value);
   }
+  // For blocks whose entries are plain_runs().
+  f32v at(f32v product, int, f32v distance) const {
+    const std::int64_t first = static_cast<std::int64_t>(distance[0]) - bias.table_begin;
+    return product + load<f32v>(bias.table + first) * log2_e;
+  }
   const TileBias& bias;
 };
 
-struct SumsBias {
-  static constexpr bool is_linear = false;
+struct SumsBias : OtherBias {
   SumsBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
   f32v at(f32v product, std::int64_t key, int v, i32v) const {
     const double behind = tile.bias.key_sums[index_of(tile.keys, key)];
@@ -104,8 +111,7 @@ struct SumsBias {
   const AttentionTile& tile;
 };
 
-struct DenseBias {
-  static constexpr bool is_linear = false;
+struct DenseBias : OtherBias {
   DenseBias(const AttentionTile& tile, const Scratch&) : tile(tile) {}
   f32v at(f32v product, std::int64_t key, int v, i32v) const {
     const float* column = tile.bias.dense + index_of(tile.keys, key) * tile.bias.dense_key_stride;

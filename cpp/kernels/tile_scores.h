@@ -65,15 +65,39 @@ struct ScoredBlock {
   bool masked() const { return !unmasked.holds(0, count); }
 };
 
-// The keys of block b that neither a distance nor a bias of -infinity hides.
-inline KeyRange unmasked_keys(const AttentionTile& tile, const TileReach& reach, std::int64_t b) {
-  bool linear = false;
-  with_functor(tile.bias.kind, [&](auto functor) { linear = decltype(functor)::type::is_linear; });
-  return linear ? reach.seen_by_all(tile, b) : KeyRange{0, 0};
-}
-
 // Where the biases of the queries begin: one position for each.
 inline const std::int32_t* bias_origins(const Scratch& s) { return s.ints + 4 * queries_per_tile; }
+
+// True if neighbouring queries read neighbouring entries of the table for each of the first `count`
+// keys of block b, and none of these entries hides its key.
+inline bool plain_runs(const AttentionTile& tile, const Scratch& s, std::int64_t b, int count) {
+  constexpr float greatest = 2e38f;             // finite in units of log 2, too
+  constexpr std::int64_t most_exact = 1 << 24;  // distances as float
+  const std::int32_t* const origins = bias_origins(s);
+  const std::int64_t least = origins[0] - (b * keys_per_block + count - 1);
+  const std::int64_t first = least - tile.bias.table_begin;
+  const int entries = queries_per_tile + count - 1;
+  if (tile.keys.positions != nullptr || first < 0 || first + entries > tile.bias.table_size ||
+      least < -most_exact || least + entries > most_exact)
+    return false;
+  i32v differs = {};
+  for (int r = 0; r < queries_per_tile; r += lanes)
+    differs |= load<i32v>(origins + r) != broadcast(origins[0] + r) + iota();
+  for (int i = 0; i < entries; i += lanes) {
+    const int at = i + lanes <= entries ? i : entries - lanes;
+    differs |= ~(magnitude(load<f32v>(tile.bias.table + first + at)) <= greatest);
+  }
+  return !any(differs);
+}
+
+// The keys of block b that neither a distance nor a bias of -infinity hides, of which `count` are
+// read.
+inline KeyRange unmasked_keys(const AttentionTile& tile, const Scratch& s, const TileReach& reach,
+                              std::int64_t b, int count) {
+  bool plain = tile.bias.kind == BiasKind::table && plain_runs(tile, s, b, count);
+  with_functor(tile.bias.kind, [&](auto functor) { plain |= decltype(functor)::type::is_linear; });
+  return plain ? reach.seen_by_all(tile, b) : KeyRange{0, 0};
+}
 
 template <class Bias>
 NTK_ALIBI_INLINE f32v score_of(const Bias& bias, f32v product, std::int64_t key, int v,
@@ -144,7 +168,7 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
     dot[u][v] = score;
     store_vector(scores, u, v, score);
   };
-  if constexpr (!Bias::is_linear) {
+  if constexpr (!Bias::depends_on_distance) {
     return;  // all its keys count as masked
   } else if (tile.keys.positions == nullptr) {
     f32v from_origin[vectors_per_tile];

@@ -66,7 +66,7 @@ def table(scene: Scene) -> DrawnBias:
     decay = -draw.power(-3, 0) * np.abs(np.arange(size) + begin)
     array = draw.normal(scene.sizes.heads, size) * draw.power(-1, 1) + decay
     if draw.chance(0.2):
-        array[draw.generator.random(array.shape) < 0.1] = -np.inf
+        array[draw.generator.random(array.shape) < draw.one_of((0.1, 0.005))] = -np.inf
     passed, array = scene.parameter(array)
     index = d - begin
     parameters = scene.learn("table", passed, by_index(index, array.shape))

@@ -1,7 +1,5 @@
 // Scores and weights of a block whose products come from matrix registers, through memory. No work
-// is mixed into those products: while registers multiply, Intel's cores hardly form float32
-// products (103 ns of products and 218 ns of exponentials took 323 ns, one after the other or
-// mixed).
+// is mixed into those products, which would gain a tenth at most (benchmarks/results/amx.md).
 #pragma once
 
 #include "kernels/matrix_products.h"

@@ -328,7 +328,7 @@ def test_biases_beyond_float32_are_refused(make: Callable[[Any], Any], x: float)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_entries_of_a_table_hide_keys_of_single_blocks(isa: str, causal: bool, dtype: str) -> None:
-    """The other blocks read runs of entries, of which the first and last are those of the table."""
+    """The other blocks read runs of entries, from the first entry of the table to its last."""
     query, key, value = inputs(1, 2, 2, 200, 200, 32, dtype)
     table = np.random.default_rng(0).standard_normal((2, 399)).astype(np.float32)
     table[:, [60, 260]], table[:, 150], table[:, 330] = -np.inf, LOWEST, -2.5e38

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_checks import ROUNDING, UNIT, inputs
+from attention_checks import inputs
 from ntk_alibi.fused.gradients import attention_gradients
 
 QUERY, KEY, VALUE = inputs(1, 2, 2, 6, 6, 8)
@@ -323,28 +323,6 @@ def test_biases_beyond_float32_are_refused(make: Callable[[Any], Any], x: float)
     if hasattr(bias, "tensor"):
         with pytest.raises(ValueError, match="within float32's range"):
             bias.tensor(6, 6)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_entries_of_a_table_hide_keys_of_single_blocks(isa: str, causal: bool, dtype: str) -> None:
-    """The other blocks read runs of entries, from the first entry of the table to its last."""
-    query, key, value = inputs(1, 2, 2, 200, 200, 32, dtype)
-    table = np.random.default_rng(0).standard_normal((2, 399)).astype(np.float32)
-    table[:, [60, 260]], table[:, 150], table[:, 330] = -np.inf, LOWEST, -2.5e38
-    distance = np.arange(200)[:, None] - np.arange(200)
-    exact = np.where(causal & (distance < 0), -np.inf, table[:, distance + 199])
-    bias = na.DistanceTable(table, -199)
-    got, logsumexp = na.attention(
-        query, key, value, bias, causal=causal, skip_tolerance=None, return_logsumexp=True
-    )
-    wide = [x.astype(np.float64) for x in (query, key, value)]
-    output, log_sum = na.reference.attention(*wide, exact)
-    # Scores are sums of 34 terms; weights and outputs are rounded to the dtype.
-    of_scores = 34 * UNIT * np.abs(wide[0]).sum(-1).max() * np.abs(wide[1]).max() / 32**0.5
-    np.testing.assert_allclose(logsumexp, log_sum, rtol=0, atol=of_scores)
-    rounding = (of_scores + 2 * ROUNDING[dtype]) * np.abs(wide[2]).max()
-    np.testing.assert_allclose(got.astype(np.float64), output, rtol=0, atol=rounding)
 
 
 def test_log_gates_whose_sums_are_not_exact_are_refused() -> None:

@@ -34,7 +34,7 @@ def as_floats(array: Any, dtype: Any = np.float32) -> NDArray[Any]:
 
 
 def readable(array: Any) -> NDArray[Any]:
-    """Return an array's memory, aligned and with unit last stride, copied only if necessary."""
+    """Return an array's memory, or a copy if it is not aligned or its rows have gaps."""
     memory = storage(array)
     unit = memory.strides[-1] == memory.itemsize or memory.shape[-1] <= 1
     return memory if unit and memory.flags.aligned else memory.copy()
@@ -224,14 +224,14 @@ def as_tensor(value: Any, like: Any, dtype: str | None) -> Any:
 
 
 def float64(value: Any, example: Any) -> Any:
-    """Convert an array to float64 in example's framework, on its device."""
+    """Convert an array to float64, in the framework and on the device of example."""
     if not is_tensor(example):
         return np.asarray(value, np.float64)
     return as_tensor(value, example, "float64")
 
 
 def boolean(value: Any, example: Any) -> Any:
-    """Convert an array to booleans in example's framework, on its device."""
+    """Convert an array to booleans, in the framework and on the device of example."""
     if is_tensor(example):
         return sys.modules["torch"].as_tensor(value, device=example.device).bool()
     return to_numpy(value).astype(np.bool_)
@@ -269,7 +269,7 @@ def empty_pair(example: Any, memory: Any = None) -> tuple[Array, NDArray[Any]]:
 
 
 def storage(array: Any) -> NDArray[Any]:
-    """Return a floating array's memory as NumPy array; 16-bit integers for bfloat16 tensors."""
+    """Return a floating array's memory as a NumPy array; a bfloat16 tensor's as 16-bit integers."""
     if isinstance(array, np.ndarray):
         return array
     torch = sys.modules["torch"]

@@ -296,8 +296,7 @@ def no_tangent(name: str, value: Any) -> None:
 def check_no_context_parallel() -> None:
     """Refuse attention inside torch's `context_parallel`, where each process has part of the keys.
 
-    Torch has no public way to ask for it; it replaces torch's attention by a function of its own
-    package.
+    Torch has no public way to ask for it, but it replaces torch's attention by another function.
     """
     package, torch = "torch.distributed.tensor.experimental", sys.modules.get("torch")
     if torch is None or package not in sys.modules:

@@ -1,6 +1,6 @@
 """The kernel form of a bias: slopes, a table, prefix sums or a dense array.
 
-The kernels know this form and no bias classes. Code that splits a call into chunks of queries or
+Kernels take this form, and no bias classes. Code that splits a call into chunks of queries or
 runs of keys splits this form, not the bias object.
 """
 

@@ -238,9 +238,9 @@ class ModelSlopes:
         return result
 
     def find_max_bias(self, scaling: Scaling | None) -> float | None:
-        """Return the number b for which exponents e_h b / 8 give the scaled slopes, or None.
+        """Return b such that the exponents e_h b / 8 give the scaled slopes; None if there is none.
 
-        `alibi_bias_max` of MPT and `max_alibi_bias` of GGUF store it. Each slope may be wrong by a
+        MPT stores b as `alibi_bias_max`, GGUF as `max_alibi_bias`. Slopes may be off by a
         millionth.
         """
         if scaling_per(scaling) is not None or split_knee(scaling)[1] is not None:

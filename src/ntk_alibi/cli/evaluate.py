@@ -212,7 +212,7 @@ def _plan(options: argparse.Namespace) -> Any:
 
 
 def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the paths of the picture and of the one by depth."""
+    """Return two paths: the picture of the study, and the picture of accuracy by depth."""
     plot = Path(PICTURE if options.plot is None else options.plot)
     return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
 
@@ -249,7 +249,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _next_steps(summary: dict[str, Any]) -> list[str]:
-    """Return lines that say how to measure and stretch another model."""
+    """Return lines that explain how to measure and stretch another model."""
     from ntk_alibi.evaluation.report.conclusion import best_method
 
     best = best_method(summary)

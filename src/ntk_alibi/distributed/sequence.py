@@ -220,7 +220,7 @@ def without_positions(problem: Problem) -> Problem:
 
 
 def describe_bias(bias: Any) -> str:
-    """Describe a bias in a string that tells whether two ranks have the same.
+    """Describe a bias in a string, which is equal on two ranks if they have the same bias.
 
     What belongs to single queries or tokens may differ between ranks, and is left out.
     """

@@ -166,7 +166,7 @@ def export(
             graphs, and hold what `patch` accepts with attention="traceable".
         dtype: the dtype of the parameters: "float32", "float16", "bfloat16" ("gguf" and "torch"),
             or "q8_0" ("gguf"); None keeps the model's dtype. GGUF files keep norms and biases in
-            float32; OpenVINO's own settings choose the precision in which it computes.
+            float32; OpenVINO's settings choose the precision in which it computes.
         tokenizer: the model's fast tokenizer; None loads it from the folder or hub name from which
             the model was loaded.
         cache: whether a graph takes and returns keys and values, besides tokens, mask and logits;

@@ -8,9 +8,9 @@ families are written as "mpt", whose graph reads `max_alibi_bias` from the file;
   here; logits need the table without norm, which is another tensor of the file.
 - BLOOM stores query, key and value of each head together, MPT all queries, then keys, then values.
 
-BLOOM's GELU is the one of llama.cpp.
+llama.cpp computes the same GELU as BLOOM.
 
-Sources: ggml's and llama.cpp's code, as docs/run-elsewhere.md says.
+Sources: the code of ggml and llama.cpp (docs/run-elsewhere.md).
 """
 
 from __future__ import annotations

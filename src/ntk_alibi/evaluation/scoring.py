@@ -11,7 +11,7 @@ def score_lines(prediction: str, expected: int) -> bool:
 
     Args:
         prediction: the text that the model generated.
-        expected: the number of the line in question.
+        expected: the value of the line in question.
 
     Returns:
         True if the answer is right; False also for an answer without digits.

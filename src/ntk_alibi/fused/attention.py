@@ -180,7 +180,7 @@ def attention(
 def attend(call: AttentionCall, *, log: bool = True, stats: bool = False) -> Results:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a checked call.
 
-    The core computes if the call has a `rule`, else torch's operator, which autograd follows.
+    The core computes a call that has a `rule`; torch's operator, for autograd, computes the others.
     """
     if call.rule is not None:
         if call.rotary is None:

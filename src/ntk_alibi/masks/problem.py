@@ -206,9 +206,9 @@ class Problem(NamedTuple):
         return self._replace(shape=(self.shape[0], heads, *self.shape[2:]))
 
     def part(self, queries: slice, keys: slice) -> Problem:
-        """Return the problem of some queries and keys, at the same positions.
+        """Return the problem of some of the queries and keys, which keep their positions.
 
-        Never ask a bias for a part: ask it for the whole problem, and cut its `KernelBias`.
+        Biases take whole problems only: cut the `KernelBias` of the whole problem for a part.
         """
         batch, heads, all_queries, all_keys = self.shape
         real, at_queries, at_keys = (
@@ -230,7 +230,10 @@ class Problem(NamedTuple):
 
 
 def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -> Any:
-    """Return the positions of queries at the first or the last keys; None for the last columns."""
+    """Return the positions of queries that begin with the first key, or end with the last.
+
+    None stands for the default, queries in the last columns.
+    """
     if key_positions is None:
         return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
     if queries > keys:

@@ -1,4 +1,4 @@
-"""Packed segments: several texts in one row of tokens, each a problem of its own.
+"""Packed segments: several texts in one row of tokens, each computed as if it were alone.
 
 A segment is a run of keys with one id, and the queries with that id. A call with segments is cut
 into one call per segment, so that kernels, biases and options never see two segments.

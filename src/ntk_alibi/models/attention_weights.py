@@ -50,7 +50,7 @@ class Request:
         methods: the methods; None for the model as it is.
         layers: the layers, counted from 0.
         heads: the heads, counted from 1.
-        of: how many layers the model has, and how many heads each layer.
+        totals: how many layers the model has, and how many heads each layer has.
     """
 
     model: Any
@@ -59,7 +59,7 @@ class Request:
     methods: tuple[Method | None, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    of: tuple[int, int]
+    totals: tuple[int, int]
 
     @property
     def maps(self) -> int:
@@ -101,16 +101,16 @@ def request(
     _checks.tokenizer(tokenizer)
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {text!r}")
-    of = _shape(model)
-    chosen = _layers(layers, of[0]), [head + 1 for head in _checks.heads(heads, of[1])]
+    totals = _shape(model)
+    chosen = _layers(layers, totals[0]), [head + 1 for head in _checks.heads(heads, totals[1])]
     named = _named(methods, model)
     inputs = tokenizer(text, return_tensors="pt")
     ids = inputs["input_ids"][0].tolist()
     _checks.integer("number of tokens of text", len(ids), minimum=1)
-    _check_size(len(ids), of[1])
+    _check_size(len(ids), totals[1])
     words = tuple(tokenizer.decode([token]) for token in ids)
     layers, heads = map(tuple, chosen)
-    return Request(model, inputs.to(model.device), words, tuple(named), layers, heads, of)
+    return Request(model, inputs.to(model.device), words, tuple(named), layers, heads, totals)
 
 
 def _shape(model: Any) -> tuple[int, int]:

@@ -113,7 +113,7 @@ def attention_maps(
     """Draw the attention weights of several heads of a model, with several methods side by side.
 
     Args:
-        model: as for `attention_map`; to compare methods, a model that `patch` knows.
+        model: as for `attention_map`; to compare methods, a model that `patch` supports.
         tokenizer: the model's tokenizer.
         text: as for `attention_map`, with cells of several tokens from 128 tokens on.
         methods: methods to compare, such as ["original", "ntk:4"]: names, scalings, or None for
@@ -243,5 +243,5 @@ def _quantity(read: AttentionWeights) -> str:
 
 def _ranges(read: AttentionWeights) -> str:
     """Name the ranges of layers and heads, which show how they are counted."""
-    layers, heads = read.request.of
+    layers, heads = read.request.totals
     return f"a model with layers 0-{layers - 1} and heads 1-{heads}"

@@ -257,7 +257,7 @@ def _page(read: AttentionWeights, groups: dict[str, dict[str, Any]]) -> str:
     }
     several = f"; a cell shows the greatest weight of {read.step} x {read.step} tokens"
     shown = {
-        **{"methods": groups, "layers": layers, "heads": heads, "of": wanted.of},
+        **{"methods": groups, "layers": layers, "heads": heads, "of": wanted.totals},
         "note": f"{len(words)} tokens{several if read.step > 1 else ''}",
         "themes": {name: THEMES[name] for name in ("light", "dark")},
     }

@@ -201,7 +201,7 @@ def drawing_figure() -> Iterator[type[Figure]]:
 
 
 def theme_of(ax: Axes) -> Theme:
-    """Return the theme for the background of axes."""
+    """Return the theme that suits the background of axes."""
     return THEMES[_theme_name(ax)]
 
 

@@ -38,8 +38,8 @@ class LogN:
     Args:
         train_length: L, the training length in tokens, at least 2.
         strength: a finite number >= 0, or a sequence with one number per head.
-        biased: whether the bias is multiplied, too, as in Scalable-Softmax (SSMax), which learns
-            its strengths. The bias must then be linear, with or without a knee, or dense.
+        biased: whether the bias is multiplied, too, as in Scalable-Softmax (SSMax), where strengths
+            are learned. The bias must then be linear, with or without a knee, or dense.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -85,7 +85,7 @@ class LogN:
         return np.asarray(self.strength, np.float64)[:, None]
 
     def check_heads(self, heads: int) -> None:
-        """Check the number of strengths, if each head has its own, against the number of heads."""
+        """Check that there is one strength, or one for each head."""
         if isinstance(self.strength, tuple) and len(self.strength) != heads:
             raise ValueError(
                 f"strength of log_n must be one number, or one for each of {heads} heads, got "

@@ -69,7 +69,7 @@ def prepare(
     plan: Plan,
     wrap: Callable[[Scaling | None], Scaling | None] = lambda scaling: scaling,
 ) -> Study:
-    """Return the study of a plan, checked for a model, which may lack its weights.
+    """Check a plan for a model, and return its study; the model may have no parameters yet.
 
     Raises:
         TypeError, ValueError: a method cannot patch the model; a text is too short for its

@@ -278,7 +278,7 @@ def _scores(stage: str, methods: Sequence[str], summary: dict[str, Any]) -> Data
 
 
 def _ranked(scores: DataFrame) -> list[str]:
-    """Return the methods, the most accurate first, of equals the one with fewer nats."""
+    """Return the methods, the most accurate first; among equals, the one with the lowest loss."""
     return list(scores.sort_values(["accuracy", "nats"], ascending=[False, True])["method"])
 
 

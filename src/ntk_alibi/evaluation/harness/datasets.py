@@ -271,7 +271,7 @@ class RecordTask(ConfigurableTask):  # type: ignore[misc]
         ]
 
     def process_results(self, doc: Any, results: Any) -> dict[str, Any]:
-        """Compute the metrics; the ones for other lengths get [0, 0], which adds nothing."""
+        """Compute the metrics; metrics for other lengths get [0, 0], which adds nothing."""
         metrics: dict[str, Any] = super().process_results(doc, results)
         return {
             name: metrics.get(name.removesuffix("_stderr"), [0, 0])

@@ -50,7 +50,7 @@ class RecordKind(Protocol):
         ...
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
-        """Draw a case of nearly length tokens, and no more.
+        """Draw a case of length tokens, or a few less.
 
         Raises:
             ValueError: length is too small for a record and the questions.

@@ -57,7 +57,7 @@ def study_tables(summary: dict[str, Any]) -> list[DataFrame]:
 
 
 def study_rows(summary: dict[str, Any]) -> list[DataFrame]:
-    """Return the frames of a study, with their keys as titles."""
+    """Return the data frames of a study's summary, each with its name there as the title."""
     names = [name for name in ("retrieval", "by_distance", "perplexity") if len(summary[name])]
     return [with_title(summary[name], name) for name in names]
 

@@ -111,7 +111,7 @@ void check_tensors(const AttentionArguments& a) {
       throw std::invalid_argument("output must not share memory with an input, got an input's");
 }
 
-void check_numbers(const AttentionArguments& a) {
+void check_scalars(const AttentionArguments& a) {
   if (a.scale && *a.scale != 0.0f && !std::isnormal(*a.scale))
     refuse("scale", "0 or within float32's range", *a.scale);
   for (std::int64_t h = 0; a.slopes != nullptr && h < a.query_heads; ++h)
@@ -150,7 +150,7 @@ void attention(const AttentionArguments& a) {
   check_sizes(a);
   const DType dtype = dtype_of(a.element_type);
   check_tensors(a);
-  check_numbers(a);
+  check_scalars(a);
   check_mask(a);
   if (a.batch == 0 || a.query_length == 0) return;
 

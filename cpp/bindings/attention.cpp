@@ -120,7 +120,7 @@ struct Inputs {
       problem.query_positions = view_positions(tokens->query_positions);
       problem.key_positions = view_positions(tokens->key_positions);
       problem.key_mask = tokens->key_mask ? tokens->key_mask->data() : nullptr;
-      if (tokens->factors) problem.factors = view_query_numbers(*tokens->factors);
+      if (tokens->factors) problem.factors = view_per_query(*tokens->factors);
     }
     return problem;
   }

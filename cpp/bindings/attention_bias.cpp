@@ -14,8 +14,8 @@ AttentionBias no_bias() {
 AttentionBias linear_bias(const py::array_t<float>& left, const py::array_t<float>& right) {
   AttentionBias bias{};
   bias.kind = BiasKind::two_sided;
-  bias.left = view_query_numbers(left);
-  bias.right = view_query_numbers(right);
+  bias.left = view_per_query(left);
+  bias.right = view_per_query(right);
   return bias;
 }
 
@@ -24,8 +24,8 @@ AttentionBias knee_bias(const py::array_t<float>& left, const py::array_t<float>
                         std::int64_t knee) {
   AttentionBias bias = linear_bias(left, right);
   bias.kind = BiasKind::two_sided_knee;
-  bias.far_left = view_query_numbers(far_left);
-  bias.far_right = view_query_numbers(far_right);
+  bias.far_left = view_per_query(far_left);
+  bias.far_right = view_per_query(far_right);
   bias.knee = knee;
   return bias;
 }

@@ -15,7 +15,7 @@ py::array_t<double> bind_alibi_exponents(std::int64_t num_heads, SlopeRule rule)
 void bind_key_bias(const py::array_t<std::uint8_t, py::array::c_style>& mask,
                    const py::array_t<float>& slopes, Anchor anchor, DType dtype, py::array out) {
   const KeyBiasShape shape{mask.shape(0), slopes.shape(1), mask.shape(1)};
-  const QueryNumbers slope_view = view_query_numbers(slopes);
+  const QueryView slope_view = view_per_query(slopes);
   const std::uint8_t* mask_data = mask.data();
   void* destination = out.mutable_data();
   py::gil_scoped_release release;
@@ -25,7 +25,7 @@ void bind_key_bias(const py::array_t<std::uint8_t, py::array::c_style>& mask,
 void bind_relative_bias(const py::array_t<float>& left, const py::array_t<float>& right,
                         DType dtype, py::array out) {
   const RelativeBiasShape shape{out.shape(0), out.shape(1), out.shape(2), out.shape(3)};
-  const QueryNumbers left_view = view_query_numbers(left), right_view = view_query_numbers(right);
+  const QueryView left_view = view_per_query(left), right_view = view_per_query(right);
   void* destination = out.mutable_data();
   py::gil_scoped_release release;
   relative_bias(shape, left_view, right_view, dtype, destination);

@@ -22,7 +22,7 @@ std::int64_t stride(const py::array_t<T>& array, int axis) {
 }
 
 // The array is (1 or batch, 1 or heads, 1 or queries): an axis of 1 is broadcast.
-inline QueryNumbers view_query_numbers(const py::array_t<float>& array) {
+inline QueryView view_per_query(const py::array_t<float>& array) {
   const auto stride = [&](int axis) {
     return array.shape(axis) == 1 ? 0 : ntk_alibi::stride(array, axis);
   };

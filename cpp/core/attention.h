@@ -12,9 +12,9 @@ namespace ntk_alibi {
 
 struct AttentionBias {
   BiasKind kind;  // never a one-sided one: the core chooses that form tile by tile
-  QueryNumbers left, right;
+  QueryView left, right;
   // The slopes beyond the distance `knee`, and that distance; without data for other biases.
-  QueryNumbers far_left, far_right;
+  QueryView far_left, far_right;
   std::int64_t knee;
   // table (heads, distances); element d - table_begin belongs to distance d
   const float* table;
@@ -39,7 +39,7 @@ struct AttentionProblem {
   // keys): query_length and key_length, unless the problem is one of several segments in a row.
   std::int64_t query_pitch, key_pitch;
   float scale;
-  QueryNumbers factors;  // of the products q.k, besides the scale; without data all are 1
+  QueryView factors;  // of the products q.k, besides the scale; without data all are 1
   PositionView query_positions, key_positions;
   const std::uint8_t* key_mask;  // (batch, keys), 0 for padding; or null
   MaskRule mask;

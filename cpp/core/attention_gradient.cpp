@@ -66,8 +66,8 @@ class Gradients {
     const std::int64_t group = problem_.query_heads / problem_.key_heads;
     const auto slope = [&](std::int64_t task) {
       const std::int64_t head = task / parts_;
-      return number_at(problem_.bias.left, head / problem_.key_heads,
-                       head % problem_.key_heads * group, 0);
+      return value_at(problem_.bias.left, head / problem_.key_heads,
+                      head % problem_.key_heads * group, 0);
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](std::int64_t a, std::int64_t b) { return slope(a) < slope(b); });

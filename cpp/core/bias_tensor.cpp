@@ -53,7 +53,7 @@ void for_each_row(std::int64_t rows, std::int64_t row_length, DType dtype, void*
 
 }  // namespace
 
-void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const QueryNumbers& slopes,
+void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const QueryView& slopes,
               Anchor anchor, DType dtype, void* out) {
   std::vector<std::int32_t> positions(shape.batch * shape.key_length + vector_slack);
   parallel_for_each(shape.batch, 1 + elements_per_task / (shape.key_length + 1),
@@ -65,19 +65,19 @@ void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const QueryNu
                [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {
                  const std::int64_t b = row / shape.heads, h = row % shape.heads;
                  kernels.scaled_positions(positions.data() + b * shape.key_length, shape.key_length,
-                                          number_at(slopes, b, h, 0), dtype, stream, destination);
+                                          value_at(slopes, b, h, 0), dtype, stream, destination);
                });
 }
 
-void relative_bias(const RelativeBiasShape& shape, const QueryNumbers& left,
-                   const QueryNumbers& right, DType dtype, void* out) {
+void relative_bias(const RelativeBiasShape& shape, const QueryView& left, const QueryView& right,
+                   DType dtype, void* out) {
   for_each_row(shape.batch * shape.heads * shape.query_length, shape.key_length, dtype, out,
                [&](const KernelTable& kernels, std::int64_t row, void* destination, bool stream) {
                  const std::int64_t q = row % shape.query_length;
                  const std::int64_t h = row / shape.query_length % shape.heads;
                  const std::int64_t b = row / shape.query_length / shape.heads;
                  kernels.linear_bias_row(
-                     {number_at(left, b, h, q), number_at(right, b, h, q),
+                     {value_at(left, b, h, q), value_at(right, b, h, q),
                       shape.key_length - shape.query_length + q, shape.key_length},
                      dtype, stream, destination);
                });

@@ -19,7 +19,7 @@ struct KeyBiasShape {
 // out (batch, heads, keys), contiguous: slope * position for real keys, 0 for padding. Positions
 // count the real keys (mask != 0) of a row from 0 (Anchor::first) or up to 0 at the last one
 // (Anchor::last).
-void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const QueryNumbers& slopes,
+void key_bias(const KeyBiasShape& shape, const std::uint8_t* mask, const QueryView& slopes,
               Anchor anchor, DType dtype, void* out);
 
 struct RelativeBiasShape {
@@ -31,7 +31,7 @@ struct RelativeBiasShape {
 
 // out (batch, heads, queries, keys), contiguous: the linear bias over distance of kernels.h. The
 // last query is at the last key.
-void relative_bias(const RelativeBiasShape& shape, const QueryNumbers& left,
-                   const QueryNumbers& right, DType dtype, void* out);
+void relative_bias(const RelativeBiasShape& shape, const QueryView& left, const QueryView& right,
+                   DType dtype, void* out);
 
 }  // namespace ntk_alibi

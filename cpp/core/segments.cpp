@@ -24,7 +24,7 @@ TensorView from(TensorView view, DType dtype, std::int64_t row, std::int64_t col
   return view;
 }
 
-QueryNumbers from(QueryNumbers view, const Segment& segment) {
+QueryView from(QueryView view, const Segment& segment) {
   if (view.data != nullptr)
     view.data += segment.rows.begin * view.batch_stride + segment.queries.begin * view.query_stride;
   return view;

@@ -44,15 +44,15 @@ inline HeadRows head_rows(const TensorView& view, const ScaleView& scales, DType
           scales.data + b * scales.batch_stride + h * scales.head_stride};
 }
 
-// One number for each query, (batch, heads, queries). A stride of 0 broadcasts an axis.
-struct QueryNumbers {
+// One value for each query, (batch, heads, queries). A stride of 0 broadcasts an axis.
+struct QueryView {
   const float* data;
   std::int64_t batch_stride;
   std::int64_t head_stride;
   std::int64_t query_stride;
 };
 
-inline float number_at(const QueryNumbers& view, std::int64_t b, std::int64_t h, std::int64_t q) {
+inline float value_at(const QueryView& view, std::int64_t b, std::int64_t h, std::int64_t q) {
   return view.data[b * view.batch_stride + h * view.head_stride + q * view.query_stride];
 }
 

@@ -25,12 +25,12 @@ std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std
 }
 
 float scale_of(const AttentionProblem& problem, std::int64_t b, std::int64_t h, std::int64_t i) {
-  const QueryNumbers& factors = problem.factors;
-  return factors.data ? problem.scale * number_at(factors, b, h, i) : problem.scale;
+  const QueryView& factors = problem.factors;
+  return factors.data ? problem.scale * value_at(factors, b, h, i) : problem.scale;
 }
 
 float greatest_scale(const AttentionProblem& problem) {
-  const QueryNumbers& factors = problem.factors;
+  const QueryView& factors = problem.factors;
   if (factors.data == nullptr) return std::fabs(problem.scale);
   const auto different = [](std::int64_t size, std::int64_t stride) {
     return stride == 0 ? std::min<std::int64_t>(size, 1) : size;
@@ -148,9 +148,9 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
     rows.shifts[r] = 0.0;
     if (p.bias.left.data != nullptr) {
       const bool bent = p.bias.far_left.data != nullptr;
-      const float left = number_at(p.bias.left, b, h, i), right = number_at(p.bias.right, b, h, i);
-      const float far_left = bent ? number_at(p.bias.far_left, b, h, i) : left;
-      const float far_right = bent ? number_at(p.bias.far_right, b, h, i) : right;
+      const float left = value_at(p.bias.left, b, h, i), right = value_at(p.bias.right, b, h, i);
+      const float far_left = bent ? value_at(p.bias.far_left, b, h, i) : left;
+      const float far_right = bent ? value_at(p.bias.far_right, b, h, i) : right;
       if (std::isinf(left)) interval.hide_keys_behind();
       if (std::isinf(right)) interval.hide_keys_ahead();
       rows.left_slopes[r] = finite_slope(left);

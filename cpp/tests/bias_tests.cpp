@@ -31,7 +31,7 @@ void test_sixteen_bit_formats() {
   const std::vector<float> values = hard_floats();
   const std::int64_t count = values.size();
   std::vector<std::uint16_t> out(count);
-  const QueryNumbers slopes{values.data(), 0, 1, 0};
+  const QueryView slopes{values.data(), 0, 1, 0};
   for (int sign = 0; sign < 2; ++sign) {
     // Each head tests one value: at position 1 of a row of two keys, or at distance 1.
     const std::uint8_t mask[] = {1, 1};

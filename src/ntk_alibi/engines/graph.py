@@ -2,7 +2,7 @@
 
 Inputs and outputs have the names and the order of optimum and onnxruntime-genai. Keys and values
 are (batch, heads, tokens, head_dim) in all families, as in optimum for BLOOM since transformers
-4.44; there is no input position_ids, as there. One graph serves the prompt, with an empty cache,
+4.44, and there is no input position_ids. One graph serves the prompt, with an empty cache,
 and all later steps.
 """
 

@@ -99,8 +99,8 @@ def paired_difference(
     """Return the difference of two accuracies on the same questions, and its 95 % half-width.
 
     Differences within a cluster depend on each other, so this is Student's interval over clusters.
-    Clusters that all differ alike do not show the spread of others: the half-width is NaN then, as
-    for a single cluster.
+    If the methods differ alike in all clusters, the data do not show the spread, and the half-width
+    is NaN, as for a single cluster.
 
     Args:
         first: number of right answers of the first method in each cluster.

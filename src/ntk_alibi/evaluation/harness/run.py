@@ -221,7 +221,7 @@ def _seeds() -> Iterator[None]:
 
 
 def check_methods(model: Any, methods: Iterable[Method]) -> None:
-    """Check before any work that methods can patch a model, which may lack its weights."""
+    """Check before any work that methods can patch a model, which may have no parameters yet."""
     from ntk_alibi.integrations import patch
 
     for method in methods:

@@ -174,7 +174,7 @@ def select_rows(array: Any, rows: slice) -> Any:
 
 
 def segment_ids_from_cu_seqlens(cu_seqlens: ArrayT) -> ArrayT:
-    """Convert cumulative lengths of packed texts to the segment id of each token.
+    """Convert cumulative lengths of packed segments to the segment id of each token.
 
     Formula::
 

@@ -74,6 +74,20 @@ def test_the_table_and_the_tests_that_only_patched_models_fail(tmp_path: Path) -
     assert len(listed) == len(ours)
 
 
+@pytest.mark.parametrize(
+    "tests", ["import nothing_of_that_name", "", "import pytest\n\npytest.exit('no model')"]
+)
+def test_tests_that_pytest_cannot_collect_are_no_success(tmp_path: Path, tests: str) -> None:
+    folder = tmp_path / "tests/models/mpt"
+    folder.mkdir(parents=True)
+    (folder / "test_modeling_mpt.py").write_text(tests)
+    (tmp_path / "setup.py").write_text('setup(version="1.2.3")')
+    done = run("--transformers", str(tmp_path), "--results", str(tmp_path), "--families", "MPT")
+    assert done.returncode == 1, done.stdout
+    assert "pytest did not run tests/models/mpt/test_modeling_mpt.py stock: see" in done.stderr
+    assert "all pass as stock" not in done.stdout
+
+
 def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:
     done = run("--transformers", str(tmp_path))
     assert done.returncode == 2

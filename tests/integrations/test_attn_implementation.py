@@ -83,6 +83,47 @@ def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) ->
             run(models[name], ids, padding[:, 1:])
 
 
+@families
+@pytest.mark.parametrize(
+    "value", [1.0, 1, -5.0, math.nan], ids=["ones", "integers", "a small penalty", "NaN"]
+)
+def test_masks_of_four_dimensions_hold_values_to_add(
+    models: dict, ids: torch.Tensor, name: str, value: float
+) -> None:
+    """What transformers would add to scores is 0 or hides a key; ones are no hidden keys."""
+    message = "attention_mask must be 0 for real keys and below -1000 for hidden ones"
+    model, full = models[name], torch.full((3, 1, LENGTH, LENGTH), value)
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    for attention in ("fused", "eager"):
+        with na.patch(model, attention=attention):
+            for mask in (full, full.where(~causal, 0)):
+                with pytest.raises(ValueError, match=message):
+                    run(model, ids, mask)
+
+
+@pytest.mark.parametrize("name", ["t5, encoder", "mpnet", "bloom", "falcon", "pix2struct"])
+def test_masks_of_four_dimensions_by_the_forward_method(ids: torch.Tensor, name: str) -> None:
+    model = shared_model(name)
+    model = getattr(model, "transformer", model)
+    wrong = [torch.full((3, 1, LENGTH, LENGTH), value) for value in (1.0, 1, math.nan)]
+    message = "attention_mask must be 0 for real keys and below -1000 for hidden ones"
+    with na.patch(model), torch.no_grad():
+        for mask in wrong:
+            with pytest.raises(ValueError, match=message):
+                model.forward(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon", "pix2struct"])
+def test_a_decoder_takes_no_mask_of_keys_alone_in_four_dimensions(
+    ids: torch.Tensor, name: str
+) -> None:
+    """T5's decoder would add it to scores, and see ahead."""
+    model = shared_model(name)
+    message = "must have shape .*, or be the causal mask of such padding, got another mask of shape"
+    with na.patch(model), torch.no_grad(), pytest.raises(ValueError, match=message):
+        model(ids, attention_mask=torch.zeros(3, 1, 1, LENGTH))
+
+
 @pytest.mark.parametrize("name", ["t5, encoder", "mpnet"])
 def test_masks_of_four_dimensions_of_encoders(ids: torch.Tensor, name: str) -> None:
     """One of all pairs that is the same for all queries is padding; a causal one is refused."""

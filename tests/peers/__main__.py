@@ -66,8 +66,8 @@ def _outcomes(options: argparse.Namespace, family: str, way: str) -> dict[str, s
         text=True,
     )
     report.with_suffix(".log").write_text(done.stdout + done.stderr)
-    if not report.exists():
-        sys.exit(f"pytest did not run {tests}: see {report.with_suffix('.log')}")
+    if done.returncode not in (0, 1) or not report.exists():  # 1: some tests failed
+        sys.exit(f"pytest did not run {tests} {way}: see {report.with_suffix('.log')}")
     outcomes: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}

@@ -169,11 +169,16 @@ def real_keys(
     longer = queries > 0 and len(shape) == 2 and shape[1] > keys
     if shape == (batch, keys) or (longer and shape[0] == batch):
         return cast(torch.Tensor, mask.to(device) != 0)
-    if len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, 1, keys) and queries != 1:
-        return _of_numbers(mask, name).to(device).expand(batch, keys)
+    of_keys = len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, 1, keys)
+    if of_keys and (not queries or not causal) and queries != 1:
+        if mask.dtype == torch.bool:
+            raise ValueError(
+                f"{name} must be of values to add to scores with four dimensions, got bool"
+            )
+        return shown(mask, name)[:, 0, 0].to(device).expand(batch, keys)
     if len(shape) == 4 and shape[:3] == (batch, 1, queries) and shape[3] >= keys:
-        seen = mask if mask.dtype == torch.bool else mask == 0
-        padding: torch.Tensor = seen[:, 0, -1]
+        seen = shown(mask, name)
+        padding = seen[:, 0, -1]
         columns = torch.arange(shape[3], device=mask.device)
         limits = EVERYTHING._replace(causal=causal)
         visible = limits.visible(columns[keys - queries : keys], columns)
@@ -191,19 +196,16 @@ def real_keys(
     )
 
 
-def _of_numbers(mask: torch.Tensor, name: str) -> torch.Tensor:
-    """Return which keys are real by values to add to scores."""
-    added = mask[:, 0, 0]
-    if added.dtype == torch.bool:
-        raise ValueError(
-            f"{name} must be of values to add to scores with four dimensions, got bool"
-        )
-    real: torch.Tensor = added == 0
-    if real.is_cpu and not bool((real | (added < HIDES)).all()):
+def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
+    """Return where a mask of four dimensions shows a key: True, or 0 among values to add."""
+    if mask.dtype == torch.bool:
+        return mask
+    seen: torch.Tensor = mask == 0
+    if mask.is_cpu and not bool((seen | (mask < HIDES)).all()):
         raise ValueError(
             f"{name} must be 0 for real keys and below {HIDES:g} for hidden ones, got other values"
         )
-    return real
+    return seen
 
 
 def _held(

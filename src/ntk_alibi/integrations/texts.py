@@ -30,7 +30,8 @@ from ntk_alibi.integrations.arguments import (
 )
 from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
-from ntk_alibi.integrations.settings import form_of
+from ntk_alibi.integrations.making import shown
+from ntk_alibi.integrations.settings import family_of, form_of
 from ntk_alibi.integrations.tokens import Tokens, padding_in
 from ntk_alibi.masks import checked_attention_mask
 
@@ -328,9 +329,10 @@ def _checked_mask(given: dict[str, Any], target: nn.Module) -> Any:
             _checks.check_plain(name, given[name])
     if mask is None:
         return None if form_of(target) == "traceable" else Tokens()
-    if mask.ndim == 4 and mask.dtype == torch.bool:
+    values = mask.dtype == torch.bool or _arrays.has_values(mask)
+    if mask.ndim == 4 and values and family_of(target).masks_hidden:
         zeros = torch.zeros(mask.shape, device=mask.device)
-        return zeros.masked_fill(~mask, torch.finfo(torch.float32).min)
+        return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)
     readable = _arrays.has_values(mask) and mask.is_cpu and mask.ndim == 2
     if readable and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         checked_attention_mask(mask)  # its error names what it must be

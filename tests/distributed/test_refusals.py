@@ -33,6 +33,9 @@ class Here:
         groups = [distributed.new_group([i]) for i in range(RANKS)]
         self.alone, self.other = groups[rank], groups[1 - rank]
 
+    def of_second(self, **options: Any) -> dict[str, Any]:
+        return options if self.second else {}
+
 
 class Attention(Here):
     """A part of a text, and calls of attention on it."""
@@ -45,9 +48,6 @@ class Attention(Here):
         self.whole = list(torch.randn(3, 1, HEADS, LENGTH, 16, generator=rng))
         self.part = [x.tensor_split(RANKS, 2)[rank].clone() for x in self.whole]
         self.sharded = [distribute_tensor(x, self.mesh, [Shard(2)]) for x in self.whole]
-
-    def of_second(self, **options: Any) -> dict[str, Any]:
-        return options if self.second else {}
 
     def attend(self, bias: Any = None, inputs: Any = None, **options: Any) -> Any:
         inputs = self.part if inputs is None else inputs
@@ -84,13 +84,7 @@ class Model(Here):
         self.zigzag = shard(labelled, self.group, layout="zigzag")
         self.own = self.part["input_ids"]
 
-    def run(
-        self,
-        input_ids: Any,
-        patch: dict[str, Any] | None = None,
-        model: Any = None,
-        **given: Any,
-    ) -> Any:
+    def run(self, input_ids: Any, patch: Any = None, model: Any = None, **given: Any) -> Any:
         """Return what a model computes that is patched with the group, or as `patch` says."""
         model = self.model if model is None else model
         with na.patch(model, **{"group": self.group, **(patch or {})}):
@@ -308,6 +302,15 @@ BY_MODELS: dict[str, Callable[[Model], Any]] = {
     ),
     "on rank 0: attention_mask must be of this rank's part of input_ids, (batch,": lambda here: (
         here.run(here.own, attention_mask=torch.ones(1, 160))
+    ),
+    "on rank 1: attention_mask must hold only 0 and 1, got 2": lambda here: here.run(
+        here.own, attention_mask=torch.ones(1, 80, dtype=torch.long) + here.second
+    ),
+    "on rank 1: position_ids must rise by one from real token to real token": lambda here: here.run(
+        here.own, position_ids=torch.arange(80)[None] % (40 if here.second else 80)
+    ),
+    "on rank 1: use_cache must be True with": lambda here: here.continued(
+        here.ids[:, :101], use_cache=False if here.second else None
     ),
     "on rank 0: output_attentions must be False in a model patched with group, go": lambda here: (
         here.run(here.own, output_attentions=True)

@@ -9,6 +9,8 @@ import pytest
 
 #: Everything that differs in transformers after `import ntk_alibi.integrations`.
 PROGRAM = """
+import sys
+
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.falcon import modeling_falcon
@@ -25,12 +27,19 @@ places = {
     "Falcon": lambda: dict(modeling_falcon.FALCON_ATTENTION_CLASSES),
     **{config.__name__: lambda config=config: dict(vars(config)) for config in configs},
 }
+from torch.nn.modules import module as torch_modules
+
+hooks = [name for name in vars(torch_modules) if name.startswith("_global_")]
+places["torch"] = lambda: {name: str(getattr(torch_modules, name)) for name in hooks}
 before = {name: place() for name, place in places.items()}
 import ntk_alibi.integrations
 
+if "patched" in sys.argv:
+    ntk_alibi.integrations.patch(transformers.BloomModel(configs[0](n_layer=1, n_head=1)))
+
 for name, place in places.items():
     now = place()
-    changed = sorted(k for k in now if k not in before[name] or now[k] is not before[name][k])
+    changed = sorted(k for k in now if k not in before[name] or now[k] != before[name][k])
     print(name, *changed)
 """
 
@@ -47,11 +56,14 @@ EXPECTED = [
     "Falcon ntk_alibi",
     *(f"{name}Config {SETTINGS} output_attentions" for name in FAMILIES),
     *(f"{name}Config" for name in ("Llama", "GPT2", "Bert")),
+    "torch",
 ]
 
 
 @pytest.mark.slow
 def test_what_is_global() -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == EXPECTED
+    for when in ("imported", "patched"):
+        command = [sys.executable, "-c", PROGRAM, when]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        hook = " _global_module_registration_hooks" * (when == "patched")
+        assert done.stdout.splitlines() == [*EXPECTED[:-1], EXPECTED[-1] + hook]

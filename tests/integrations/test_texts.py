@@ -79,6 +79,30 @@ def test_models_around_the_patched_one_read_them(models: dict, name: str, argume
     model(**given)
 
 
+@families
+@pytest.mark.parametrize("configured", [False, True])
+def test_models_that_get_a_patched_one_later_read_them(name: str, configured: bool) -> None:
+    model, batch = make_model(name), packed(*TEXTS)
+    inner = model.base_model
+    if configured:
+        inner = type(inner)._from_config(model.config, attn_implementation="ntk_alibi").eval()
+    else:
+        handle = na.patch(inner)
+    outer = type(model)(model.config).eval()
+    outer.transformer = inner
+    within = torch.nn.ModuleDict({"model": inner})  # no model of transformers
+    wrapped = type(model)(model.config).eval()
+    wrapped.transformer = within
+    wrapped.transformer = within["model"]
+    for argument in SOURCES:
+        given = {"input_ids": batch["input_ids"], argument: batch[argument]}
+        assert reads_texts(outer, **given)
+        assert reads_texts(wrapped, **given)
+    if not configured:
+        handle.undo()
+        assert not [x for x in (outer, wrapped, within, inner) if x._forward_pre_hooks]
+
+
 def test_rows_hold_texts_of_their_own_lengths(models: dict) -> None:
     model, ids = models["bloom"], torch.arange(2, 42).view(2, 20)
     ends = torch.tensor([0, 3, 20, 31, 40])
@@ -289,6 +313,9 @@ def test_learned_prompts_refuse_them() -> None:
     adapted = peft.get_peft_model(make_model("bloom"), prompt)
     na.patch(adapted)
     refused("position_ids", adapted, **packed(*TEXTS))
+    model = make_model("bloom")
+    na.patch(model)
+    refused("position_ids", peft.get_peft_model(model, prompt), **packed(*TEXTS))
 
 
 def test_copies_read_them_and_undone_patches_do_not() -> None:

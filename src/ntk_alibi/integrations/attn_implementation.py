@@ -21,9 +21,8 @@ from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES,
 from ntk_alibi.integrations import saving
 from ntk_alibi.integrations.configuration import CONFIGURED
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.patching import adopt, follow_config
+from ntk_alibi.integrations.patching import follow_config
 from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
-from ntk_alibi.integrations.transformers_versions import models_around
 from ntk_alibi.methods import find_misspelled_settings
 
 #: Settings of a configuration.
@@ -75,7 +74,7 @@ def register(families: Iterable[Family]) -> None:
 
 
 def _patch_when_made(families: tuple[Family, ...]) -> None:
-    """Let models patch themselves, and those around them know of it, at the end of __init__.
+    """Let models patch themselves at the end of __init__.
 
     The classes of the models are not asked for: they may not be imported yet.
     """
@@ -88,9 +87,6 @@ def _patch_when_made(families: tuple[Family, ...]) -> None:
         for family in families:
             if family.matches(self):
                 _follow(family, self, ours)
-            elif ours:
-                for target in family.find(self):
-                    adopt(family, models_around(self, target), target)
 
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
 

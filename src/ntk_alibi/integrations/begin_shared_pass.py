@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -12,21 +13,15 @@ from torch import nn
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import Layout, find_layout, rank_columns
-from ntk_alibi.integrations.arguments import (
-    CACHE,
-    by_name,
-    cache_of,
-    check_cache_in_use,
-    inputs_of,
-    positional_names,
-)
+from ntk_alibi.integrations.arguments import CACHE, cache_of, check_cache_in_use, inputs_of
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
-from ntk_alibi.integrations.making import real_keys, warn_of_older_slopes
+from ntk_alibi.integrations.making import check_inputs, real_keys, warn_of_older_slopes
+from ntk_alibi.integrations.settings import Settings, family_of, ranks_of
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
+from ntk_alibi.integrations.texts import texts_of_rows
 from ntk_alibi.integrations.tokens import Tokens, padding_in
-from ntk_alibi.masks import checked_attention_mask
 
 #: Number of tokens of each rank from which a prompt is cut into parts.
 LEAST_PART = 64
@@ -46,29 +41,46 @@ def is_cut(cache: Any, tokens: int) -> bool:
     )
 
 
-def install(family: Any, model: nn.Module) -> list[Any]:
-    """Let a hook begin the passes of a model, before its tokens are cut into parts.
-
-    A mask function could not change the tokens of a model.
-    """
-    hook = partial(_begin, family, positional_names(model))
-    return [model.register_forward_pre_hook(hook, with_kwargs=True)]
-
-
 @untraced
-def _begin(
-    family: Any, names: tuple[str, ...], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[()], dict[str, Any]]:
+def read(
+    target: Any, model: Any, names: tuple[str, ...], given: dict[str, Any], said: list[str]
+) -> dict[str, Any]:
+    """Return the arguments with which a model goes on; the target begins its pass.
+
+    Args:
+        target: the patched model.
+        model: it, or a model around it.
+        names: the names of the model's first arguments.
+        given: the arguments of its call, by name.
+        said: the names of those that describe segments.
+    """
+    if model is target:
+        return _begin(model, given, said)
+    if said:
+        cast(Ranks, ranks_of(target)).check_agreement(partial(_one_text_a_row, model, given, said))
+    mask, inputs = given.get("attention_mask"), inputs_of(given)
+    asked = "logits_to_keep" not in names or getattr(mask, "keep", None) is not None
+    if asked or inputs is None or not is_cut(cache_of(given), inputs.shape[1]):
+        return given
+    # The inner model gives all ranks these hidden states, in place of all of them.
+    keep = given.get("logits_to_keep", 0)
+    return {**given, "attention_mask": Tokens(padding_in(mask), keep=keep), "logits_to_keep": 0}
+
+
+def _one_text_a_row(model: nn.Module, given: Mapping[str, Any], said: list[str]) -> dict[str, Any]:
+    if said:
+        texts_of_rows(type(model).__name__, given, "group", parts=True)
+    return {"arguments that say what is one text": said}
+
+
+def _begin(model: Any, given: dict[str, Any], said: list[str]) -> dict[str, Any]:
     """Begin a pass: replace the mask by its tokens, and a prompt by this rank's part of it."""
-    kwargs, rule, settings = by_name(names, args, kwargs), family.rule(model), current(model)
-    ranks, inputs = cast(Ranks, settings.ranks), inputs_of(kwargs)
-    option = kwargs.get("output_attentions")
-    weights = bool(model.config.output_attentions if option is None else option)
-    name = "input_ids" if kwargs.get("input_ids") is not None else "inputs_embeds"
-    given = kwargs.get("attention_mask")
-    mask, keep = padding_in(given), getattr(given, "keep", None)
+    family, settings = family_of(model), current(model)
+    ranks, rule, inputs = cast(Ranks, settings.ranks), family.rule(model), inputs_of(given)
+    cache, keep = cache_of(given), getattr(given.get("attention_mask"), "keep", None)
     keep = 1 if keep is None else keep
-    cache = cache_of(kwargs)
+    mask = padding_in(given.get("attention_mask"))
+    given = {**given, "attention_mask": mask}
 
     def describe() -> dict[str, Any]:
         _checks.check_no_context_parallel()
@@ -76,77 +88,30 @@ def _begin(
             raise ValueError(
                 "input_ids or inputs_embeds must be given in a model patched with group, got None"
             )
-        _checks.check_plain("input_ids or inputs_embeds", inputs)
-        _checks.check_plain("attention_mask", mask)
-        if mask is not None and mask.ndim == 2 and mask.dtype != torch.bool:
-            checked_attention_mask(mask)
-        if weights:
+        check_inputs(given, devices=True)
+        texts = _one_text_a_row(model, given, said)
+        weights = given.get("output_attentions")
+        if model.config.output_attentions if weights is None else weights:
             raise ValueError(
                 "output_attentions must be False in a model patched with group, got True"
             )
-        if cache is not None and settings.layout != "contiguous":
-            raise ValueError(
-                f"layout must be 'contiguous' with {CACHE}, which cuts the prompt into runs, got "
-                f"{settings.layout!r}"
-            )
-        if cache is not None and not isinstance(cache, ShardedCache):
-            raise ValueError(
-                f"{CACHE} must be a ShardedCache, or None, in a model patched with group, got "
-                f"{type(cache).__name__}: generate(..., {CACHE}=ntk_alibi.ShardedCache(group))"
-            )
-        if cache is None and kwargs.get("use_cache"):
-            raise ValueError(
-                f"use_cache must be None or False without {CACHE} in a model patched with "
-                "group, got True: pass a ShardedCache; guidance_scale of generate() cannot, since "
-                "it runs the model once more with a cache of its own"
-            )
-        if not isinstance(keep, int) and (keep.ndim != 1 or keep.dtype == torch.bool):
-            raise ValueError(
-                "logits_to_keep must be a number of last tokens, or columns in a tensor of one "
-                f"dimension, where a ShardedCache cuts the prompt into parts, got {keep!r}"
-            )
-        check_cache_in_use(kwargs)
         common = {
-            "the model": f"{type(model).__name__} of {cast(Any, model).config.num_hidden_layers} "
-            f"layers, training={model.training}",
+            "the model": f"{type(model).__name__} of {model.config.num_hidden_layers} layers, "
+            f"training={model.training}",
             "the patch": repr(settings),
             f"whether there is {CACHE}": cache is not None,
+            **texts,
         }
         if cache is None:
-            if find_layout(inputs) not in (None, settings.layout):
-                raise ValueError(
-                    f"input_ids must be cut in the layout of the patch, {settings.layout!r}, got "
-                    f"a part of shard(batch, group, layout={find_layout(inputs)!r}): let the patch "
-                    "cut it, patch.shard(batch)"
-                )
-            return common
-        if not ranks.equals_group(cache.ranks.group):
-            raise ValueError(
-                f"{CACHE} must be a ShardedCache of the group that the model is patched "
-                "with, got one of other ranks"
-            )
-        shape, cached = tuple(inputs.shape[:2]), cache.get_seq_length()
-        seen = real_keys(
-            mask, shape[0], cached + shape[1], inputs.device, "attention_mask", shape[1]
-        )
-        return {
-            **common,
-            "input_ids": shape,
-            f"tokens in {CACHE}": cached,
-            "logits_to_keep": keep if isinstance(keep, int) else keep.tolist(),
-            "checksum of input_ids": None if inputs.is_floating_point() else _checksum(inputs),
-            "checksum of attention_mask": _checksum(seen[:, : cached + shape[1]]),
-        }
+            return {**common, **_describe_part(given, settings.layout)}
+        return {**common, **_describe_whole(given, settings, cache, keep)}
 
     ranks.check_agreement(describe)
     batch, tokens = inputs.shape[:2]
     shared: Any
     if cache is None:
         part = mask, (batch, tokens), inputs.device
-        shared, whole = own_tokens(ranks, settings.layout, *part)
-        # Two runs have other columns between them: all that are no queries count as before.
-        end = int(shared.at[-1]) + 1 if settings.layout == "contiguous" else whole.shape[1]
-        past = end - tokens
+        shared, whole = _own_tokens(ranks, settings.layout, *part)
     else:
         past = cache.get_seq_length()
         if past:
@@ -156,21 +121,89 @@ def _begin(
         if is_cut(cache, tokens):
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
             cache.hold(lengths)
-            past, tokens = sum(lengths[: ranks.rank]), lengths[ranks.rank]
-            shared = OwnTokens(ranks, torch.arange(past, past + tokens), bool(whole.all()), cache)
-            kwargs[name] = inputs[:, past : past + tokens]
+            begin = sum(lengths[: ranks.rank])
+            own = slice(begin, begin + lengths[ranks.rank])
+            shared = OwnTokens(ranks, torch.arange(tokens)[own], bool(whole.all()), cache)
+            name = "inputs_embeds" if given.get("input_ids") is None else "input_ids"
+            given[name] = inputs[:, own]
             _share_kept_tokens(model, ranks, lengths, keep)
         else:
-            columns = slice(past, past + tokens)
-            shared = SpreadKeys(ranks, columns, cache, cache.deal(tokens))
+            shared = SpreadKeys(ranks, slice(past, end), cache, cache.deal(tokens))
     limits = limits_up_to(whole.shape[1] - 1, settings.mask)
     problem = problem_of(whole, shared.at, rule, limits)
     heads = family.own_heads(family.layers(model)[0], model, rule.heads, settings, {})
     made = ForwardPass(whole, problem, rule, settings, shared, heads=heads)
-    return (), {**kwargs, "attention_mask": Tokens(made=made)}
+    return {**given, "attention_mask": Tokens(made=made)}
 
 
-def own_tokens(
+def _describe_part(given: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """Check a rank's part of a text, and describe what all parts have in common."""
+    mask, inputs = given["attention_mask"], inputs_of(given)
+    batch, tokens = inputs.shape[:2]
+    if given.get("use_cache"):
+        raise ValueError(
+            f"use_cache must be None or False without {CACHE} in a model patched with group, got "
+            "True: pass a ShardedCache; guidance_scale of generate() cannot, since it runs the "
+            "model once more with a cache of its own"
+        )
+    if find_layout(inputs) not in (None, layout):
+        raise ValueError(
+            f"input_ids must be cut in the layout of the patch, {layout!r}, got a part of "
+            f"shard(batch, group, layout={find_layout(inputs)!r}): let the patch cut it, "
+            "patch.shard(batch)"
+        )
+    if tokens < 1:
+        raise ValueError(
+            "input_ids must have at least one token on each rank in a model patched with group, "
+            f"got {tokens}"
+        )
+    if mask is not None and tuple(mask.shape) != (batch, tokens):
+        raise ValueError(
+            "attention_mask must be of this rank's part of input_ids, (batch, tokens) = "
+            f"{(batch, tokens)}, in a model patched with group, got {tuple(mask.shape)}"
+        )
+    return {"batch": batch}
+
+
+def _describe_whole(
+    given: Mapping[str, Any], settings: Settings, cache: Any, keep: Any
+) -> dict[str, Any]:
+    """Check a call with a cache, and describe it: all ranks get the same one."""
+    inputs = inputs_of(given)
+    if settings.layout != "contiguous":
+        raise ValueError(
+            f"layout must be 'contiguous' with {CACHE}, which cuts the prompt into runs, got "
+            f"{settings.layout!r}"
+        )
+    if not isinstance(cache, ShardedCache):
+        raise ValueError(
+            f"{CACHE} must be a ShardedCache, or None, in a model patched with group, got "
+            f"{type(cache).__name__}: generate(..., {CACHE}=ntk_alibi.ShardedCache(group))"
+        )
+    if not isinstance(keep, int) and (keep.ndim != 1 or keep.dtype == torch.bool):
+        raise ValueError(
+            "logits_to_keep must be a number of last tokens, or columns in a tensor of one "
+            f"dimension, where a ShardedCache cuts the prompt into parts, got {keep!r}"
+        )
+    check_cache_in_use(given)
+    if not cast(Ranks, settings.ranks).equals_group(cache.ranks.group):
+        raise ValueError(
+            f"{CACHE} must be a ShardedCache of the group that the model is patched with, got one "
+            "of other ranks"
+        )
+    (batch, tokens), cached = inputs.shape[:2], cache.get_seq_length()
+    mask, end = given["attention_mask"], cached + tokens
+    seen = real_keys(mask, batch, end, inputs.device, "attention_mask", tokens)
+    return {
+        "input_ids": (batch, tokens),
+        f"tokens in {CACHE}": cached,
+        "logits_to_keep": keep if isinstance(keep, int) else keep.tolist(),
+        "checksum of input_ids": None if inputs.is_floating_point() else _checksum(inputs),
+        "checksum of attention_mask": _checksum(seen[:, :end]),
+    }
+
+
+def _own_tokens(
     ranks: Ranks,
     layout: Layout,
     mask: torch.Tensor | None,
@@ -187,23 +220,8 @@ def own_tokens(
         device: the device of the mask.
     """
     batch, tokens = shape
-
-    def describe() -> dict[str, Any]:
-        if tokens < 1:
-            raise ValueError(
-                "input_ids must have at least one token on each rank in a model patched with "
-                f"group, got {tokens}"
-            )
-        if mask is not None and tuple(mask.shape) != shape:
-            raise ValueError(
-                "attention_mask must be of this rank's part of input_ids, (batch, tokens) = "
-                f"{shape}, in a model patched with group, got "
-                f"{tuple(mask.shape)}"
-            )
-        return {"batch": batch, "own tokens": tokens, "own padding": mask is not None}
-
-    every = ranks.agree(describe)
-    lengths = [x["own tokens"] for x in every]
+    every = ranks.gather(torch.tensor([tokens, mask is not None]))
+    lengths = [int(x[0]) for x in every]
     total = sum(lengths)
     columns = list(torch.arange(total).split(lengths))
     if layout != "contiguous":
@@ -216,7 +234,7 @@ def own_tokens(
                 f"{lengths}"
             )
     whole = torch.ones((batch, total), dtype=torch.bool, device=device)
-    if any(x["own padding"] for x in every):
+    if any(x[1] for x in every):
         own = torch.ones(shape, dtype=torch.uint8, device=device)
         if mask is not None:
             own = (mask != 0).to(device, torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from ntk_alibi.integrations.forward_pass import ForwardPass, PackedTexts, limits
 from ntk_alibi.integrations.settings import check_layers, stack_of
 from ntk_alibi.integrations.tables import NoBias
 from ntk_alibi.integrations.tokens import Tokens
-from ntk_alibi.masks import EVERYTHING, Mask, Problem
+from ntk_alibi.masks import EVERYTHING, Mask, Problem, checked_attention_mask
 from ntk_alibi.scaling import Scaling, scaling_per
 
 BIDIRECTIONAL = Mask(causal=False)
@@ -137,6 +138,18 @@ def _problem_without_limits(
     padding = real if padded else None
     shape = batch, heads, queries, keys
     return Problem.checked(shape, BIDIRECTIONAL, padding, None, None, like=real)
+
+
+def check_inputs(given: Mapping[str, Any], *, devices: bool = False) -> None:
+    """Check the tokens and the mask of a patched model; masks on devices are read if wanted."""
+    for name in ("input_ids", "inputs_embeds", "attention_mask"):
+        if type(given.get(name)) not in (torch.Tensor, type(None)):
+            _checks.check_plain(name, given[name])
+    mask = given.get("attention_mask")
+    if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not _arrays.has_values(mask):
+        return
+    if (mask.is_cpu or devices) and not bool(((mask == 0) | (mask == 1)).all()):
+        checked_attention_mask(mask)  # its error names what it must be
 
 
 def real_keys(

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import numeric_check, own_bias
+from ntk_alibi.integrations import numeric_check, outer_models, own_bias
 from ntk_alibi.integrations.attend import Attend, MaskPasses
 from ntk_alibi.integrations.configuration import of_config, refuse_traceable, write_plainly
 from ntk_alibi.integrations.family import Family, Replacement
@@ -169,8 +169,13 @@ def apply(
                     numeric_check.compare(family, target, plain)
                 alone = model is target and family.shares_texts and not stack
                 around = models_that_hold(target) if alone else models_around(model, target)
-                adopt(family, around, target)
                 _stack(family, target, (*stack, settings))
+                if family.shares_texts:
+                    outer_models.keep(around, target)
+                if around:
+                    from ntk_alibi.integrations import saving
+
+                    saving.register()
         except BaseException:  # a half patched model never remains
             for target, stack in zip(targets, before, strict=True):
                 if stack:
@@ -188,8 +193,9 @@ def follow_config(family: Family, target: nn.Module) -> None:
     settings = of_config(config)
     family.check_fit(target, settings)
     warn_of_another_train_length(settings.scaling, family.stated_length(target))
-    adopt(family, [target], target)
     _stack(family, target, (None,))
+    if family.shares_texts:
+        outer_models.keep([target], target)
 
 
 def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
@@ -203,19 +209,6 @@ def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
     ]
 
 
-def adopt(family: Family, models: list[nn.Module], target: nn.Module) -> None:
-    """Let the models around a target compute losses, read texts and be saved as it needs it."""
-    if family.shares_texts:
-        from ntk_alibi.integrations import shared_loss, texts
-
-        shared_loss.keep_models(models, target)
-        texts.keep_hooks(models, target)
-    if models:
-        from ntk_alibi.integrations import saving
-
-        saving.register()
-
-
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
     """Let these settings be in force, the last one foremost."""
     settings = stack[-1] or Settings(None)
@@ -223,38 +216,30 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
         own_bias.register(target, settings.bias)
     setattr(target, STACK, stack)
     setattr(target, FAMILY, family)
-    form = form_of(target), settings.ranks is not None
+    form = form_of(target)
     installed = getattr(target, _INSTALLED, None)
     if installed is not None and (installed[0] != form or settings.traceable):
         _take_back(family, target)
         installed = None
     if installed is None:
         _install(family, target, settings, form)
-    if family.shares_texts:
-        from ntk_alibi.integrations import shared_loss
-
-        shared_loss.choose(target, settings.ranks)
+    outer_models.choose_loss(target, settings.ranks)
 
 
-def _install(family: Family, target: Any, settings: Settings, form: tuple[str, bool]) -> None:
+def _install(family: Family, target: Any, settings: Settings, form: str) -> None:
     """Replace the methods of a stock model, and let transformers give it the tokens of a pass."""
     replaced: list[tuple[nn.Module, str]] = []
-    hooks: list[Any] = []
     released = family.release(target)
     if settings.traceable:
         from ntk_alibi.integrations import traceable
 
         replacements = traceable.install(family, target, settings)
     else:
-        replacements = _replacements(family, target, form[0])
+        replacements = _replacements(family, target, form)
         if family.code is not None and target.config._attn_implementation != NAME:
             target.config = patched_config(target.config)
-        if settings.ranks is not None:
-            from ntk_alibi.integrations import begin_shared_pass
-
-            hooks = begin_shared_pass.install(family, target)
     replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
-    setattr(target, _INSTALLED, (form, hooks, released, replaced))
+    setattr(target, _INSTALLED, (form, released, replaced))
     try:
         for owner, attribute, replacement in replacements:
             override(owner, attribute, replacement)
@@ -302,12 +287,10 @@ def _refuse_replicas(_: nn.Module) -> NoReturn:
 
 def _take_back(family: Family, target: Any) -> None:
     """Undo `_install`."""
-    _, hooks, released, replaced = getattr(target, _INSTALLED)
+    _, released, replaced = getattr(target, _INSTALLED)
     delattr(target, _INSTALLED)
     for owner, attribute in replaced:
         restore(owner, attribute)
-    for handle in hooks:
-        handle.remove()
     if family.code is not None:
         target.config = getattr(target.config, "own_config", target.config)
     if family.traceable is not None:
@@ -318,11 +301,7 @@ def _take_back(family: Family, target: Any) -> None:
 
 
 def _uninstall(family: Family, target: nn.Module) -> None:
-    if family.shares_texts:
-        from ntk_alibi.integrations import shared_loss, texts
-
-        shared_loss.give_back(target)
-        texts.give_back(target)
+    outer_models.give_back(target)
     delattr(target, STACK)
     delattr(target, FAMILY)
     own_bias.register(target, None)

@@ -116,6 +116,12 @@ def stack_of(target: Any) -> tuple[Settings | None, ...]:
     return stack
 
 
+def ranks_of(target: Any) -> Ranks | None:
+    """Return the ranks that share the texts of a patched model, or None."""
+    settings: Settings | None = getattr(target, STACK)[-1]
+    return None if settings is None else settings.ranks
+
+
 def form_of(target: Any) -> str:
     """Return the form of attention in force."""
     settings: Settings | None = getattr(target, STACK)[-1]

@@ -1,42 +1,22 @@
 """The packed segments in the rows of a patched model, which its callers describe.
 
 transformers' collators and its continuous batching pack several texts into one row, and tell it in
-arguments that BLOOM and MPT drop before their inner model could read them. A hook therefore reads
-these arguments on each model from the one that was patched to the one whose layers attend, and
-passes the segments on in place of the attention_mask, which no model drops.
+arguments of the model.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from ntk_alibi import _arrays, _checks
-from ntk_alibi.integrations.arguments import (
-    CACHE,
-    by_name,
-    cache_of,
-    check_cache_in_use,
-    inputs_of,
-    paged_cache_of,
-    positional_names,
-)
-from ntk_alibi.integrations.configuration import current
-from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
-from ntk_alibi.integrations.making import shown
-from ntk_alibi.integrations.settings import family_of, form_of
-from ntk_alibi.integrations.tokens import Tokens, padding_in
-from ntk_alibi.masks import checked_attention_mask
-
-#: The attribute of a patched model that keeps the models with the hook, each with its handle.
-_HOOKED = "_ntk_alibi_hooked"
+from ntk_alibi.integrations.arguments import CACHE, cache_of, inputs_of, paged_cache_of
+from ntk_alibi.integrations.forward_pass import PackedTexts
+from ntk_alibi.integrations.tokens import padding_in
 
 #: Arguments beside the paged cache of transformers' continuous batching.
 OF_PAGED_CACHE = ("read_index", "write_index", "block_table")
@@ -154,9 +134,17 @@ SOURCES: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
 #: Arguments with the length of the longest segment.
 LENGTHS = ("max_length_q", "max_length_k")
 
+_DESCRIBING = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
 
-#: All arguments by which callers describe segments.
-_SAID = (*OF_PAGED_CACHE, *SOURCES, *LENGTHS)
+
+def describing(given: Mapping[str, Any]) -> list[str]:
+    """Return the names of a call's arguments that describe segments."""
+    paged = given.get("cache") is not None and paged_cache_of(given) is not None
+    names = ["cache"] if paged else []
+    for name in _DESCRIBING:
+        if given.get(name) is not None:
+            names.append(name)
+    return names
 
 
 def texts_of_rows(
@@ -260,110 +248,3 @@ def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTex
     cache = PagedCache(given["cache"], {name: given.get(name) for name in names})
     keys = torch.searchsorted(of_keys, places, right=True)
     return PackedTexts(ids[None], keys[None], cache)
-
-
-def keep_hooks(models: Sequence[nn.Module], target: nn.Module) -> None:
-    """Let the models of transformers and PEFT from outside down to a target read these arguments.
-
-    Modules of other libraries pass on what they choose to.
-    """
-    hooked = getattr(target, _HOOKED, ())
-    for part in models:
-        if all(x is not part for x, _ in hooked):
-            read = functools.partial(_read, positional_names(part), target)
-            handle = part.register_forward_pre_hook(read, prepend=True, with_kwargs=True)
-            hooked = (*hooked, (part, handle))
-    setattr(target, _HOOKED, hooked)
-
-
-def give_back(target: nn.Module) -> None:
-    """Undo `keep_hooks`."""
-    for _, handle in getattr(target, _HOOKED, ()):
-        handle.remove()
-    delattr(target, _HOOKED)
-
-
-def _read(
-    names: tuple[str, ...],
-    target: nn.Module,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Replace the mask of a model, the first arguments of which have these names, by its texts."""
-    given = by_name(names, args, kwargs) if args else kwargs
-    mask = given.get("attention_mask")
-    if isinstance(mask, Tokens):
-        return None
-    said = [name for name in _SAID if given.get(name) is not None]
-    cache = given.get("cache")
-    if cache is not None and paged_cache_of(given) is not None:
-        said.insert(0, "cache")
-    if model is target:
-        given = {**given, "attention_mask": _checked_mask(given, target)}
-    if form_of(target) == "traceable" and _arrays.is_tracing():
-        _check_traced(said, names, model)
-        return args[len(names) :], given
-    if given.get("use_cache") is False:
-        check_cache_in_use(given)
-    texts = _texts(said, target, model, given) if said else None
-    if texts is None:
-        return args[len(names) :], given
-    if texts.cache is not None:
-        del given["cache"]  # which models of transformers 5.24 would ask for its length
-    # A cache of the model would not know the texts.
-    given = {**given, "attention_mask": Tokens(texts=texts), "use_cache": False}
-    return args[len(names) :], given
-
-
-def _checked_mask(given: dict[str, Any], target: nn.Module) -> Any:
-    """Check the tokens and the mask of a patched model, and return the mask.
-
-    Without one, tokens save BLOOM a bias of its own, and Falcon a search for texts in positions,
-    whose values no trace has. A boolean mask of four dimensions, True for seen keys, becomes
-    values to add: transformers' MPT would take it for a mask of hidden keys.
-    """
-    mask = given.get("attention_mask")
-    for name in ("input_ids", "inputs_embeds", "attention_mask"):
-        if type(given.get(name)) not in (torch.Tensor, type(None)):
-            _checks.check_plain(name, given[name])
-    if mask is None:
-        return None if form_of(target) == "traceable" else Tokens()
-    values = mask.dtype == torch.bool or _arrays.has_values(mask)
-    if mask.ndim == 4 and values and family_of(target).masks_hidden:
-        zeros = torch.zeros(mask.shape, device=mask.device)
-        return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)
-    readable = _arrays.has_values(mask) and mask.is_cpu and mask.ndim == 2
-    if readable and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        checked_attention_mask(mask)  # its error names what it must be
-    return mask
-
-
-def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:
-    """Refuse what a graph could not check, but the position_ids that generate() gives."""
-    for name in said:
-        if name not in names:
-            raise ValueError(
-                f"{name} must be None where torch traces a patched {type(model).__name__}, which "
-                "reads each row as one text, got a value that a graph cannot check"
-            )
-
-
-@untraced
-def _texts(
-    said: list[str], target: nn.Module, model: nn.Module, given: Mapping[str, Any]
-) -> PackedTexts | None:
-    """Return the texts of rows, or None if each is one text."""
-    ranks, name = current(target).ranks, type(model).__name__
-    if ranks is None:
-        why_one = "attention='traceable'" if form_of(target) == "traceable" else ""
-        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            why_one = "a learned prompt"
-        return texts_of_rows(name, given, why_one)
-
-    def describe() -> dict[str, Any]:
-        texts_of_rows(name, given, "group", parts=True)
-        return {"arguments that say what is one text": said}
-
-    ranks.check_agreement(describe)
-    return None

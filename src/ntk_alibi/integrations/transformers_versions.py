@@ -89,7 +89,7 @@ def models_around(model: nn.Module, target: nn.Module) -> list[nn.Module]:
         for count in range(len(steps) + 1):
             part = parts[".".join(steps[:count])]
             found[id(part)] = part
-    return [part for part in found.values() if _is_model(part)]
+    return [part for part in found.values() if is_model(part)]
 
 
 def models_that_hold(target: nn.Module) -> list[nn.Module]:
@@ -98,17 +98,14 @@ def models_that_hold(target: nn.Module) -> list[nn.Module]:
     A module does not know what holds it, so all objects are asked, in less than 0.1 s.
     """
     modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
-    models = [x for x in modules if "_modules" in vars(x) and _is_model(x)]
+    models = [x for x in modules if "_modules" in vars(x) and is_model(x)]
     return [x for x in models if any(part is target for part in x.modules())]
 
 
-def _is_model(module: nn.Module) -> bool:
-    return is_pretrained(module) or hasattr(module, "peft_config")
-
-
-def is_pretrained(module: nn.Module) -> bool:
-    """Return whether a module is a model of transformers."""
+def is_model(module: nn.Module) -> bool:
+    """Return whether a module is a model of transformers, or one that PEFT puts around it."""
     for base in type(module).__mro__:
-        if base.__name__ == "PreTrainedModel" and base.__module__.startswith("transformers."):
+        library = base.__module__.partition(".")[0]
+        if library == "peft" or (base.__name__ == "PreTrainedModel" and library == "transformers"):
             return True
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -12,6 +13,8 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.integrations.arguments import CACHE
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class GrowingCache(Cache):
@@ -75,118 +78,118 @@ class GrowingCache(Cache):
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values as the filled part of buffers that double when they are full.
+    """One layer's keys and values as part of buffers, in which new tokens follow the old ones.
+
+    Full buffers double, up to a greatest size.
+
+    Args:
+        capacity: the number of tokens that the first buffers have room for, at least.
+        most: the greatest number of tokens in a buffer; a text of more tokens is in none.
 
     Attributes:
         keys: (batch, heads, tokens, head_dim), a view of its buffer.
         values: (batch, heads, tokens, head_dim), a view of its buffer.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, most: float = math.inf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._least_capacity = capacity
-        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._capacity, self._most = capacity, most
+        self._buffers: Pair | None = None
+        # What else changes the tokens, such as a beam search, assigns other keys.
+        self._own_keys: torch.Tensor | None = None
+        self._begin = 0  # of these keys in the buffers
         self._norms = KeyNorms()
 
-    def append(
-        self, key_states: torch.Tensor, value_states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
         """Append keys and values, and return all of them as they are held: what `update` does."""
         return self.update(key_states, value_states)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> Pair:
         """Append keys and values, and return all of them.
 
         Raises:
             ValueError: they are of another batch, or of other heads, than those that are held.
         """
-        if self.is_initialized and self.keys is not None and self.keys.ndim == 4:
+        self.keys, self.values = self.joined(key_states, value_states)
+        return self.held()
+
+    def joined(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
+        """Return the keys and values that are held, and new ones, which follow them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        elif self.keys is not None and self.keys.ndim == 4:
             held, coming = tuple(self.keys.shape), tuple(key_states.shape)
             if held[:2] != coming[:2] or held[3] != coming[3]:
                 raise ValueError(
                     f"{CACHE} holds tokens of (batch, heads) = {held[:2]}, got "
                     f"{coming[:2]}: take a new cache for other texts"
                 )
-        if _arrays.is_recorded(key_states, value_states):
+        count = self.count_held()
+        total = count + key_states.shape[2]
+        if self.keys is not self._own_keys:
+            self._buffers, self._norms = None, KeyNorms()
+        if total > self._most or _arrays.is_recorded(key_states, value_states):
             self._buffers = None  # writing in place would break the graph
-            result: tuple[torch.Tensor, torch.Tensor] = super().update(
-                key_states, value_states, *args, **kwargs
+            keys, values = (
+                torch.cat([old, new], dim=-2)
+                for old, new in zip(self.held(), (key_states, value_states), strict=True)
             )
-            return result
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        length = self.get_seq_length()
-        total = length + key_states.shape[2]
-        keys, values = self._room_for(total, length, key_states, value_states)
-        keys[:, :, length:total] = key_states
-        values[:, :, length:total] = value_states
-        self.keys, self.values = keys[:, :, :total], values[:, :, :total]
-        return self.keys, self.values
+        else:
+            if self._buffers is None or self._begin + total > self._buffers[0].shape[2]:
+                self._make_room(count, total, (key_states, value_states))
+            keys, values = (x[:, :, self._begin : self._begin + total] for x in self._buffers or ())
+            keys[:, :, count:] = key_states
+            values[:, :, count:] = value_states
+        self._own_keys = keys
+        return keys, values
 
-    def norms(self) -> KeyNorms:
-        """Return the norms of all keys held, by which `ntk_alibi.attention` skips keys."""
-        if self._norms.length > self.get_seq_length():
+    def _make_room(self, count: int, total: int, new: Pair) -> None:
+        """Move the tokens that are held to the beginning of the buffers, or of larger ones."""
+        buffers = self._buffers
+        if buffers is None or self._begin < count or total > buffers[0].shape[2]:
+            room = int(min(max(self._capacity, 2 * total), self._most))
+            # Unwritten pages take no memory yet.
+            keys, values = (x.new_empty((*x.shape[:2], room, x.shape[3])) for x in new)
+            buffers = keys, values
+        for buffer, held in zip(buffers, self.held(), strict=True):
+            if count:
+                buffer[:, :, :count] = held
+        self._buffers, self._begin = buffers, 0
+
+    def norms(self, keys: Any = None) -> KeyNorms:
+        """Return the norms of all keys held, by which `ntk_alibi.attention` skips keys.
+
+        Args:
+            keys: the keys in another form, for which the layer holds integers.
+        """
+        if self.keys is not self._own_keys:
             self._norms = KeyNorms()
-        return self._norms.update(self.held()[0])
+        return self._norms.update(self.held()[0] if keys is None else keys)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; new tokens take their place."""
+        in_place = self.keys is self._own_keys
         super().crop(tokens_to_remove)
         self._norms = KeyNorms()
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Reorder the rows of the batch by beam_idx."""
-        super().reorder_cache(beam_idx)
-        self._norms = KeyNorms()
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row of the batch."""
-        super().batch_repeat_interleave(repeats)
-        self._norms = KeyNorms()
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep some rows of the batch."""
-        super().batch_select_indices(indices)
-        self._norms = KeyNorms()
+        if in_place:
+            self._own_keys = self.keys
 
     def reset(self) -> None:
         """Remove all tokens and the buffers."""
-        self._buffers = self.keys = self.values = None
+        self._buffers = self.keys = self.values = self._own_keys = None
         self.is_initialized = False  # older versions of transformers would fill with zeros instead
         self._norms = KeyNorms()
         super().reset()
 
-    def _room_for(
-        self, total: int, length: int, key_states: torch.Tensor, value_states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return buffers for `total` tokens whose first `length` are those held now."""
-        if self._buffers is not None and self._holds(self._buffers, total, length):
-            return self._buffers
-        capacity = max(self._least_capacity, 2 * total)  # unwritten pages take no memory yet
-        buffers = []
-        for i, states in enumerate((key_states, value_states)):
-            batch, heads, _, head_dim = states.shape
-            buffer = states.new_empty((batch, heads, capacity, head_dim))
-            if length:
-                buffer[:, :, :length] = self.held()[i]
-            buffers.append(buffer)
-        self._buffers = (buffers[0], buffers[1])
-        return self._buffers
-
-    def _holds(self, buffers: tuple[torch.Tensor, torch.Tensor], total: int, length: int) -> bool:
-        """Return whether the buffers have room, and begin with the tokens held now."""
-        if buffers[0].shape[2] < total:
-            return False
-        return length == 0 or all(
-            held.data_ptr() == buffer.data_ptr() and held.shape[0] == buffer.shape[0]
-            for held, buffer in zip(self.held(), buffers, strict=True)
-        )
-
-    def held(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def held(self) -> Pair:
         """Return all keys and values."""
-        return cast("tuple[torch.Tensor, torch.Tensor]", (self.keys, self.values))
+        return cast(Pair, (self.keys, self.values))
+
+    def count_held(self) -> int:
+        """Return the number of tokens held."""
+        return int(DynamicLayer.get_seq_length(self))
 
 
 class QuantizedLayer(DynamicLayer):
@@ -202,7 +205,6 @@ class QuantizedLayer(DynamicLayer):
 
     def __init__(self, capacity: int) -> None:
         self._numbers, self._scales = GrowingLayer(capacity), GrowingLayer(capacity)
-        self._norms = KeyNorms()
         super().__init__()  # type: ignore[no-untyped-call]
 
     @property
@@ -260,7 +262,7 @@ class QuantizedLayer(DynamicLayer):
 
     def norms(self) -> KeyNorms:
         """Return the norms of the keys as they are held."""
-        return self._norms.update(self._held(0))
+        return self._numbers.norms(self._held(0))
 
     def get_seq_length(self) -> int:
         """Return the number of tokens."""
@@ -288,10 +290,8 @@ class QuantizedLayer(DynamicLayer):
         self._of_both("reset")
 
     def _of_both(self, method: str, *arguments: Any) -> None:
-        """Call a method of the integers and of the scales, after which the norms are new."""
         for layer in (self._numbers, self._scales):
             getattr(layer, method)(*arguments)
-        self._norms = KeyNorms()
 
     def _held(self, which: int) -> QuantizedRows:
         """Return the keys, 0, or the values, 1."""

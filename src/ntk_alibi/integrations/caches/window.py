@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.integrations.arguments import CACHE
-
-Pair = tuple[torch.Tensor, torch.Tensor]
+from ntk_alibi.integrations.caches.growing import GrowingLayer, Pair
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Shared:
         return self.window + self.sink
 
 
-class WindowLayer(DynamicLayer):
+class WindowLayer(GrowingLayer):
     """One layer's sinks and window, contiguous in a buffer of twice their size.
 
     A new token is written behind the last one, and the sinks over the tokens that left the window.
@@ -53,9 +52,8 @@ class WindowLayer(DynamicLayer):
     """
 
     def __init__(self, shared: Shared) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(2 * shared.limit, 2 * shared.limit)
         self._shared = shared
-        self._buffers: Pair | None = None
         self._seen = 0
 
     def update(
@@ -66,36 +64,33 @@ class WindowLayer(DynamicLayer):
         Raises:
             ValueError: a model brings them that is not patched.
         """
-        seen = self._seen + key_states.shape[2]
-        if self._shared.masked and self._shared.expected != seen:
+        past, new = self._seen, key_states.shape[2]
+        if self._shared.masked and self._shared.expected != past + new:
             raise ValueError(
                 f"{CACHE} must not be a WindowCache in a model that is not patched with its "
                 "window, which would see other tokens: na.patch(model, window=window, sink=sink)"
             )
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        recorded = _arrays.is_recorded(key_states, value_states)
-        held, new = self._length(), key_states.shape[2]
-        append = self._joined if recorded else self._appended
-        everything = append(key_states, value_states)
-        past, self._seen = self._seen, self._seen + new
-        limit, window = self._shared.limit, self._shared.window
-        if held + new <= limit:
-            self.keys, self.values = everything
+        held = self.count_held()
+        self.keys, self.values = everything = self.joined(key_states, value_states)
+        self._seen = past + new
+        evicted = held + new - self._shared.limit
+        if evicted <= 0:
             return everything
         sinks = self._sinks(everything, past, held)
-        if new > 1 or recorded:  # the following attention still reads the buffer
-            self._buffers = None
-            kept = [
+        if new > 1 or _arrays.is_recorded(*everything):
+            # The following attention still reads all: these are others, in no buffer.
+            window = self._shared.window
+            self.keys, self.values = (
                 torch.cat([sink, x[:, :, -window:]], dim=2)
                 for sink, x in zip(sinks, everything, strict=True)
-            ]
-        else:
-            kept = [x[:, :, -limit:] for x in everything]
-            for sink, x in zip(sinks, kept, strict=True):
-                x[:, :, : self._shared.sink] = sink
-        self.keys, self.values = kept
-        return (self.keys, self.values) if new == 1 else everything
+            )
+            return self.held() if new == 1 else everything
+        self._begin += evicted
+        self.keys, self.values = (x[:, :, evicted:] for x in everything)
+        self._own_keys = self.keys
+        for sink, x in zip(sinks, self.held(), strict=True):
+            x[:, :, : self._shared.sink] = sink
+        return self.held()
 
     def _sinks(self, everything: Pair, past: int, held: int) -> list[torch.Tensor]:
         """Return the sinks: the first tokens of each row, or all tokens of a shorter row."""
@@ -111,68 +106,13 @@ class WindowLayer(DynamicLayer):
             for x in everything
         ]
 
-    def _joined(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
-        """Return old and new tokens as new tensors, which autograd can follow."""
-        self._buffers = None
-        return (
-            torch.cat([self._held()[0], key_states], dim=-2),
-            torch.cat([self._held()[1], value_states], dim=-2),
-        )
-
-    def _appended(self, key_states: torch.Tensor, value_states: torch.Tensor) -> Pair:
-        """Write the new tokens into the buffer, and return old and new ones."""
-        held, new = self._length(), key_states.shape[2]
-        if held + new > 2 * self._shared.limit:  # a long prompt, mostly evicted
-            return self._joined(key_states, value_states)
-        begin = self._begin(held)
-        if begin is None or begin + held + new > 2 * self._shared.limit:
-            if begin is None or begin < held:
-                self._buffers = self._room(key_states), self._room(value_states)
-            begin = 0
-            for buffer, x in zip(cast(Pair, self._buffers), self._held(), strict=True):
-                if held:
-                    buffer[:, :, :held] = x
-        keys, values = cast(Pair, self._buffers)
-        keys[:, :, begin + held : begin + held + new] = key_states
-        values[:, :, begin + held : begin + held + new] = value_states
-        whole = slice(begin, begin + held + new)
-        return keys[:, :, whole], values[:, :, whole]
-
-    def _begin(self, held: int) -> int | None:
-        """Return the column of the buffers where the tokens held begin; None if elsewhere."""
-        begins = []
-        for buffer, x in zip(self._buffers or (), self._held(), strict=False):
-            if held == 0:
-                return None
-            offset = (x.data_ptr() - buffer.data_ptr()) // x.element_size()
-            begin, rest = divmod(offset, buffer.stride(2))
-            inside = rest == 0 and 0 <= begin <= buffer.shape[2] - held
-            if x.stride() != buffer.stride() or x.shape[0] != buffer.shape[0] or not inside:
-                return None
-            begins.append(begin)
-        return begins[0] if begins and begins[0] == begins[1] else None
-
-    def _room(self, states: torch.Tensor) -> torch.Tensor:
-        """Return an empty buffer for keys or values like these states."""
-        batch, heads, _, head_dim = states.shape
-        return states.new_empty((batch, heads, 2 * self._shared.limit, head_dim))
-
-    def _held(self) -> Pair:
-        return cast(Pair, (self.keys, self.values))
-
-    def _length(self) -> int:
-        """Return the number of tokens held."""
-        if not self.is_initialized or self._held()[0].numel() == 0:
-            return 0
-        return self._held()[0].shape[2]
-
     def get_seq_length(self) -> int:
         """Return the number of tokens seen, held or not."""
         return self._seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys that queries may see, and of tokens before these keys."""
-        held = self._length()
+        held = self.count_held()
         keys = held + query_length if query_length > 1 else min(held + 1, self._shared.limit)
         return keys, self._seen + query_length - keys
 
@@ -182,23 +122,21 @@ class WindowLayer(DynamicLayer):
         Raises:
             ValueError: tokens were evicted that would be in the window again.
         """
-        if self._seen > self._length():
+        if self._seen > (held := self.count_held()):
             raise ValueError(
                 "crop must come before the first token leaves a WindowCache, got it after "
-                f"{self._seen} tokens, of which {self._length()} are held: use GrowingCache where "
-                "tokens are taken back"
+                f"{self._seen} tokens, of which {held} are held: use GrowingCache where tokens are "
+                "taken back"
             )
         super().crop(tokens_to_remove)
-        self._seen = self._length()
+        self._seen = self.count_held()
         self._shared.expected = None
 
     def reset(self) -> None:
         """Remove all tokens and the buffers."""
-        self._buffers = self.keys = self.values = None
-        self.is_initialized = False  # older versions of transformers would fill with zeros instead
+        super().reset()
         self._seen = 0
         self._shared.expected = None
-        super().reset()
 
 
 class WindowCache(Cache):

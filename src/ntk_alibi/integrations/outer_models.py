@@ -1,0 +1,153 @@
+"""The models around the one whose layers attend, and that one itself: a hook reads their calls.
+
+BLOOM and MPT drop arguments that describe packed segments before their inner model could read them,
+and a mask function cannot change the tokens of a prompt that ranks cut into parts. The hook passes
+on what it read in place of the attention_mask, which no model drops.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from ntk_alibi import _arrays
+from ntk_alibi.distributed.ranks import Ranks
+from ntk_alibi.integrations.arguments import by_name, check_cache_in_use, positional_names
+from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
+from ntk_alibi.integrations.making import check_inputs, shown
+from ntk_alibi.integrations.settings import STACK, family_of, ranks_of
+from ntk_alibi.integrations.shared_loss import LossOfParts
+from ntk_alibi.integrations.texts import describing, texts_of_rows
+from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.integrations.transformers_versions import is_model
+
+#: The attribute of a patched model that keeps the models with the hook, each with its handle, in a
+#: tuple, so that they are no parts.
+_KEPT = "_ntk_alibi_outer_models"
+
+#: The attribute in which transformers keeps a model's own loss function.
+_LOSS = "_loss_function"
+
+
+def keep(models: Iterable[nn.Module], target: nn.Module) -> None:
+    """Let the models of transformers and PEFT from outside down to a target read their calls.
+
+    Modules of other libraries pass on what they choose to.
+    """
+    kept = getattr(target, _KEPT, ())
+    for model in models:
+        if all(x is not model for x, _ in kept):
+            read = functools.partial(_read, positional_names(model), target)
+            handle = model.register_forward_pre_hook(read, prepend=True, with_kwargs=True)
+            kept = (*kept, (model, handle))
+    setattr(target, _KEPT, kept)
+    choose_loss(target, ranks_of(target))
+    _keep_later_ones()
+
+
+@functools.cache
+def _keep_later_ones() -> None:
+    """Let models that get a patched model as a part read their calls, too."""
+    register_module_module_registration_hook(_keep_owner)
+
+
+def _keep_owner(owner: nn.Module, _: str, part: nn.Module | None) -> None:
+    for target in () if part is None else part.modules():
+        if _KEPT in vars(target) and is_model(owner):
+            keep([owner], target)
+
+
+def choose_loss(target: nn.Module, ranks: Ranks | None) -> None:
+    """Give a target and the models around it the loss of parts of a text, or their own."""
+    for model, _ in getattr(target, _KEPT, ()):
+        own = vars(model).pop(_LOSS, None)  # the model's class decides where there is none
+        if isinstance(own, LossOfParts):
+            own = own.replaced
+        if ranks is not None:
+            own = LossOfParts(ranks, own)
+        if own is not None:
+            setattr(model, _LOSS, own)
+
+
+def give_back(target: nn.Module) -> None:
+    """Undo `keep` and `choose_loss`."""
+    choose_loss(target, None)
+    for _, handle in vars(target).pop(_KEPT, ()):
+        handle.remove()
+
+
+def _read(
+    names: tuple[str, ...],
+    target: nn.Module,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Replace the mask of a model, the first arguments of which have these names, by its texts."""
+    given = by_name(names, args, kwargs) if args else kwargs
+    rest, said, settings = args[len(names) :], describing(given), getattr(target, STACK)[-1]
+    if settings is not None and settings.ranks is not None:
+        from ntk_alibi.integrations import begin_shared_pass
+
+        return rest, begin_shared_pass.read(target, model, names, given, said)
+    if isinstance(given.get("attention_mask"), Tokens):
+        return None
+    # Layers of this form get masks of all pairs. No configuration asks for it.
+    traceable = settings is not None and settings.attention == "traceable"
+    if model is target:
+        check_inputs(given)
+        given = {**given, "attention_mask": _mask_to_pass_on(given, target, traceable)}
+    if traceable and _arrays.is_tracing():
+        _check_traced(said, names, model)
+        return rest, given
+    if given.get("use_cache") is False:
+        check_cache_in_use(given)
+    texts = _texts(model, given, traceable) if said else None
+    if texts is None:
+        return rest, given
+    if texts.cache is not None:
+        del given["cache"]  # which models of transformers 5.24 would ask for its length
+    # A cache of the model would not know the texts.
+    return rest, {**given, "attention_mask": Tokens(texts=texts), "use_cache": False}
+
+
+def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: bool) -> Any:
+    """Return the mask with which a patched model goes on.
+
+    Without one, tokens save BLOOM a bias of its own, and Falcon a search for texts in positions,
+    whose values no trace has. A mask of four dimensions becomes values to add where the model's
+    layers would take it for a mask of hidden keys.
+    """
+    mask = given.get("attention_mask")
+    if mask is None:
+        return None if traceable else Tokens()
+    if mask.ndim != 4 or not family_of(target).masks_hidden:
+        return mask
+    if mask.dtype != torch.bool and not _arrays.has_values(mask):
+        return mask
+    zeros = torch.zeros(mask.shape, device=mask.device)
+    return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)
+
+
+def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:
+    """Refuse what a graph could not check, but the position_ids that generate() gives."""
+    for name in said:
+        if name not in names:
+            raise ValueError(
+                f"{name} must be None where torch traces a patched {type(model).__name__}, which "
+                "reads each row as one text, got a value that a graph cannot check"
+            )
+
+
+@untraced
+def _texts(model: nn.Module, given: Mapping[str, Any], traceable: bool) -> PackedTexts | None:
+    """Return the texts of rows, or None if each is one text."""
+    why_one = "attention='traceable'" if traceable else ""
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        why_one = "a learned prompt"
+    return texts_of_rows(type(model).__name__, given, why_one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -206,12 +207,15 @@ def test_a_family_can_say_the_training_length() -> None:
 
 
 def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "_registered", {})
+    monkeypatch.setattr(known, "_registered", [])
+    monkeypatch.setitem(known.BY_NAME, "Toy", toy_family())  # and takes it back
+    del known.BY_NAME["Toy"]
     model = toy_model()
     with pytest.raises(ValueError, match=r"known family \(BLOOM, .*got ToyModel.*docs/models"):
         na.patch(model)
     family = toy_family()
     register(family)
+    assert pickle.loads(pickle.dumps(family)) is family
     with na.patch(nn.Sequential(nn.Identity(), model), na.NTK(4.0)) as patch:
         assert "patch of Toy" in repr(patch)
         assert [type(x) for x in na.patched(model)] == [type(patch)]

@@ -19,7 +19,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations import known, own_bias
     from ntk_alibi.integrations.attend import Attend
     from ntk_alibi.integrations.configuration import CONFIGURED
-    from ntk_alibi.integrations.family import Family
+    from ntk_alibi.integrations.family import BY_NAME, Family
     from ntk_alibi.integrations.known import register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
     from ntk_alibi.integrations.settings import scaling_and_log_n, settings_of
@@ -171,7 +171,7 @@ def patch(
     chosen, targets = known.found(model, family)
     if not targets:
         known_ones = f"the family {chosen.name}" if chosen else "a known family"
-        names = "" if chosen else f" ({', '.join(known.names())})"
+        names = "" if chosen else f" ({', '.join(BY_NAME)})"
         parts = (getattr(part, "config", None) for part in model.modules())
         config = next((part for part in parts if part is not None), None)
         foundry = getattr(config, "model_type", None) == "mpt"

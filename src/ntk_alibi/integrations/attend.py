@@ -25,22 +25,18 @@ from ntk_alibi.integrations.settings import form_of
 from ntk_alibi.integrations.tokens import NAME, Tokens
 
 
-class MaskPasses:
+class MaskPasses(WeakIdKeyDictionary):
     """The passes that a model's layers share, where transformers did not pass `Tokens` to them.
 
-    Copies and pickles hold none.
-
-    Attributes:
-        by_mask: by the mask object, its version, sizes and the cache's length, and the pass.
-        without: the same of the last pass without a mask, or None.
+    They are kept by the mask object, or by this object where there is no mask, each with what else
+    it was made of. Copies and pickles hold none.
     """
-
-    def __init__(self) -> None:
-        self.by_mask: Any = WeakIdKeyDictionary()
-        self.without: tuple[Any, ForwardPass] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MaskPasses, ()
+
+    def __deepcopy__(self, _: Any) -> MaskPasses:
+        return MaskPasses()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +52,7 @@ class Attend:
         causal: whether queries see no keys ahead of them.
         crosses: whether keys are of other states, and have no bias.
         table: a `LayerTable` of the model's own bias, or None for slopes.
-        others: the passes of masks that transformers' mask function did not return.
+        passes: the passes of masks that transformers' mask function did not return.
         ends: whether this is the last layer of a pass.
         in_graphs: the number by which the operator of compiled graphs finds it.
     """
@@ -69,7 +65,7 @@ class Attend:
     causal: bool
     crosses: bool = False
     table: Any = None
-    others: MaskPasses = field(default_factory=MaskPasses)
+    passes: Any = field(default_factory=MaskPasses)
     ends: bool = False
     in_graphs: int = field(init=False)
 
@@ -272,17 +268,17 @@ class Attend:
         version = None if mask is None or mask.is_inference() else mask._version
         # Threads that share a model have caches of different lengths.
         past = 0 if cache is None else int(cache.get_seq_length(self.number))
-        key, others = (version, sizes, past, device, weights), self.others
-        known = others.without if mask is None else others.by_mask.get(mask)
-        if self.number > 0 and known is not None and known[0] == key:
+        made_of = version, sizes, past, device, weights
+        owner = self.passes if mask is None else mask
+        known = self.passes.get(owner)
+        if self.number > 0 and known is not None and known[0] == made_of:
             made: ForwardPass = known[1]
         else:  # the first layer begins a pass, and the others go on, also when they run again
             made = make_pass(self, Tokens(mask), sizes, device, cache, weights=weights)
-        if mask is not None:
-            others.by_mask[mask] = key, made
-        else:  # what does not run again is not kept
-            kept = torch.is_grad_enabled() or not self.ends
-            others.without = (key, made) if kept else None
+        if mask is None and self.ends and not torch.is_grad_enabled():
+            self.passes.pop(owner, None)  # what does not run again is not kept
+        else:
+            self.passes[owner] = made_of, made
         return made
 
     def _checked(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias, cast
 
@@ -20,7 +21,6 @@ from ntk_alibi.integrations.transformers_versions import (
     check_parameters,
     check_version,
     class_named,
-    parts_named,
 )
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import find_train_length, train_length_or_default
@@ -29,6 +29,10 @@ from ntk_alibi.scaling import scaling_per
 #: Owner, attribute and replacement: a function, which gets the owner as its first argument, a
 #: static method, which does not, or a plain value.
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
+
+
+#: The known families and the registered ones, by name.
+BY_NAME: dict[str, Family] = {}
 
 
 def _nothing(*_: Any) -> Any:
@@ -40,7 +44,7 @@ def _none(_: Any) -> list[Any]:
     return []
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Code:
     """The code of transformers for which a family's patch was written.
 
@@ -56,7 +60,7 @@ class Code:
     attention: str
     config: str
     parameters: tuple[str, ...]
-    methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    methods: Mapping[str, tuple[str, ...]]
 
     def check(self, family: str, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         """Check that a model and its layers are of this code."""
@@ -116,7 +120,8 @@ class Family:
             order of the layers before them.
         output: the name of a layer's product with the outputs of its heads, whose weight tensor
             parallelism divides; "" where the family has none.
-        traceable: returns the replacements in a model with attention="traceable", or None.
+        decoder: whether it is a decoder of transformers with slopes, for attention="traceable",
+            groups of ranks and packed segments.
         masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
         tensor_parallel: returns the tensor parallel plan of a configuration, or None.
 
@@ -155,7 +160,7 @@ class Family:
     tables: Callable[[Any], Sequence[Table]] | None = None
     crossing: Callable[[Any], list[nn.Module]] = _none
     output: str = ""
-    traceable: Callable[[Any], list[Replacement]] | None = None
+    decoder: bool = False
     masks_hidden: bool = False
     tensor_parallel: Callable[[Any], dict[str, str]] | None = None
 
@@ -164,19 +169,18 @@ class Family:
         """The bias of models without scaling, in messages."""
         return "plain ALiBi" if self.tables is None else "learned buckets"
 
-    @property
-    def shares_texts(self) -> bool:
-        """Whether several ranks may share a text: in the decoders of transformers with slopes."""
-        return self.traceable is not None
-
     def __deepcopy__(self, _: Any) -> Family:
         """Return itself: copies of a patched model are of the same family."""
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let pickles name a family that both processes know."""
+        if BY_NAME.get(self.name) is self:
+            return _family_named, (self.name,)
+        return super().__reduce_ex__(protocol)
+
     def find(self, module: nn.Module) -> list[nn.Module]:
         """Return the models of this family inside a module."""
-        if self.code is not None:
-            return parts_named(module, self.code.model)
         return [part for part in module.modules() if self.matches(part)]
 
     def rule(self, model: nn.Module) -> ModelSlopes:
@@ -199,11 +203,11 @@ class Family:
 
     def stated_length(self, model: Any) -> int | None:
         """Return the training length in a model's configuration, or None."""
-        return find_train_length(model.config) if self.shares_texts else self.train_length(model)
+        return find_train_length(model.config) if self.decoder else self.train_length(model)
 
     def filled_length(self, model: Any) -> int | None:
         """Return the training length of scalings without one, or None: BLOOM's config has none."""
-        if self.shares_texts:
+        if self.decoder:
             return train_length_or_default(model.config)
         return self.train_length(model)
 
@@ -215,7 +219,7 @@ class Family:
                 f"scaling must be None or a bias for {name}, which has learned buckets and no "
                 f"slopes, got {settings.scaling!r}"
             )
-        if self.shares_texts:
+        if self.decoder:
             return
         where = f"for {name}"
         _checks.choice(f"attention {where}", settings.attention, ("fused", "eager"))
@@ -316,9 +320,26 @@ def check_states(hidden_states: Any) -> None:
         _checks.check_plain("hidden_states", hidden_states)
 
 
-def is_of(name: str, module: nn.Module) -> bool:
-    """Return whether a module is of a class of transformers, by its name."""
+def of_transformers(
+    *,
+    model: str,
+    attention: str,
+    config: str,
+    parameters: tuple[str, ...],
+    methods: Mapping[str, tuple[str, ...]] | None = None,
+    **fields: Any,
+) -> Family:
+    """Return a family of transformers' classes, of the fields of its `Code` and its others."""
+    code = Code(model, attention, config, parameters, methods or {})
+    return Family(matches=partial(_is_of, model), code=code, **fields)
+
+
+def _is_of(name: str, module: nn.Module) -> bool:
     return class_named(module, name) is not None
+
+
+def _family_named(name: str) -> Family:
+    return BY_NAME[name]
 
 
 def check_family(value: Any) -> Family:

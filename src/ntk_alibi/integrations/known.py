@@ -5,30 +5,26 @@ from __future__ import annotations
 from torch import nn
 
 from ntk_alibi.integrations.families import baichuan, bert, bloom, falcon, mpnet, mpt, t5
-from ntk_alibi.integrations.family import Family, check_family
+from ntk_alibi.integrations.family import BY_NAME, Family, check_family
 from ntk_alibi.integrations.settings import FAMILY
-
-#: Families of transformers' decoders with slopes.
-DECODERS = (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY)
 
 #: Families of transformers' classes, by the names of the models that hold their layers.
 OF_TRANSFORMERS = {
     family.code.model: family
-    for family in (*DECODERS, *t5.FAMILIES, mpnet.FAMILY)
+    for family in (bloom.FAMILY, mpt.FAMILY, falcon.FAMILY, *t5.FAMILIES, mpnet.FAMILY)
     if family.code is not None
 }
 
+#: Families of transformers' decoders with slopes.
+DECODERS = [family for family in OF_TRANSFORMERS.values() if family.decoder]
+
 #: Families of remote code.
-OF_REMOTE_CODE: tuple[Family, ...] = (bert.JINA, bert.MOSAIC, baichuan.FAMILY)
+OF_REMOTE_CODE = (bert.JINA, bert.MOSAIC, baichuan.FAMILY)
 
-#: Families that others registered, by name.
-_registered: dict[str, Family] = {}
+BY_NAME.update({family.name: family for family in (*OF_TRANSFORMERS.values(), *OF_REMOTE_CODE)})
 
-
-def names() -> list[str]:
-    """Return the names of all families."""
-    own = (*OF_TRANSFORMERS.values(), *OF_REMOTE_CODE)
-    return [*(family.name for family in own), *_registered]
+#: Families that others registered.
+_registered: list[Family] = []
 
 
 def register(family: Family) -> None:
@@ -54,9 +50,10 @@ def register(family: Family) -> None:
         ... )
     """
     name = check_family(family).name
-    if name.lower() in {known.lower() for known in names()}:
+    if name.lower() in map(str.lower, BY_NAME):
         raise ValueError(f"name of a family must be one that is not taken, got {name!r}")
-    _registered[name] = family
+    BY_NAME[name] = family
+    _registered.append(family)
 
 
 def found(model: nn.Module, given: Family | None = None) -> tuple[Family | None, list[nn.Module]]:
@@ -90,7 +87,7 @@ def _family_in(model: nn.Module) -> Family | None:
         if FAMILY in vars(part):
             patched: Family = vars(part)[FAMILY]
             return patched
-    for family in reversed(_registered.values()):
+    for family in reversed(_registered):
         if family.find(model):
             return family
     for part in model.modules():

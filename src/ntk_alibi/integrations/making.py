@@ -64,7 +64,7 @@ def make_pass(
         settings = replace(settings, attention="eager")
     if _arrays.is_tracing() and settings.attention != "eager":
         advice = "use patch(model, scaling, attention='traceable')"
-        if family.traceable is None:
+        if not family.decoder:
             advice = "take the model without patch"
         raise ValueError(
             "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace a "

@@ -31,8 +31,6 @@ from ntk_alibi.integrations.transformers_versions import (
     models_around,
     models_that_hold,
 )
-from ntk_alibi.positions.log_n import LogN
-from ntk_alibi.scaling import Scaling
 
 #: The attribute of a patched model that keeps what `_take_back` undoes.
 _INSTALLED = "_ntk_alibi_installed"
@@ -46,10 +44,10 @@ class PatchHandle:
     The block ends the patch for good: for another one call `patch` again.
 
     Attributes:
-        scaling: the patch's scaling.
-        bias: a bias in place of ALiBi, or None.
-        attention: the patch's attention.
-        log_n: the patch's factor of scores, or None.
+        scaling: the patch's scaling, or None.
+        bias: its bias in place of ALiBi: an object, a module, a dict of layers, or None.
+        attention: its attention.
+        log_n: its factor of scores, a `LogN`, or None.
     """
 
     def __init__(self, family: Family, targets: list[nn.Module], settings: Settings) -> None:
@@ -57,26 +55,10 @@ class PatchHandle:
         self._targets = targets
         self._settings = settings
         self._entered = False
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """The patch's scaling."""
-        return self._settings.scaling
-
-    @property
-    def bias(self) -> Any:
-        """The patch's bias in place of ALiBi: an object, a module, a dict of layers, or None."""
-        return self._settings.bias
-
-    @property
-    def attention(self) -> str:
-        """The patch's attention."""
-        return self._settings.attention
-
-    @property
-    def log_n(self) -> LogN | None:
-        """The patch's factor of scores, or None."""
-        return self._settings.log_n
+        self.scaling = settings.scaling
+        self.bias = settings.bias
+        self.attention = settings.attention
+        self.log_n = settings.log_n
 
     def shard(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's part of a batch, as the patch's group and layout cut it.
@@ -167,10 +149,10 @@ def apply(
                 if not stack and family.code is None:
                     plain = partial(_stack, family, target, (Settings(None),))
                     numeric_check.compare(family, target, plain)
-                alone = model is target and family.shares_texts and not stack
+                alone = model is target and family.decoder and not stack
                 around = models_that_hold(target) if alone else models_around(model, target)
                 _stack(family, target, (*stack, settings))
-                if family.shares_texts:
+                if family.decoder:
                     outer_models.keep(around, target)
                 if around:
                     from ntk_alibi.integrations import saving
@@ -194,7 +176,7 @@ def follow_config(family: Family, target: nn.Module) -> None:
     family.check_fit(target, settings)
     warn_of_another_train_length(settings.scaling, family.stated_length(target))
     _stack(family, target, (None,))
-    if family.shares_texts:
+    if family.decoder:
         outer_models.keep([target], target)
 
 
@@ -255,23 +237,15 @@ def _replacements(family: Family, target: nn.Module, form: str) -> list[Replacem
     tables = None if family.tables is None else family.tables(target)
     replacements = list(family.replacements(target))
     for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
-        others, seen = MaskPasses(), set()
+        passes, seen = MaskPasses(), set()
         for i, layer in enumerate(layers):
             table = None
             if tables is not None and not crosses:
                 table = LayerTable(tables[i], id(tables[i]) not in seen)
                 seen.add(id(tables[i]))
+            ends, sees_back = i == len(layers) - 1, causal and not crosses
             attend = Attend(
-                target,
-                family,
-                layer,
-                i,
-                rule,
-                causal and not crosses,
-                crosses,
-                table,
-                others,
-                ends=i == len(layers) - 1,
+                target, family, layer, i, rule, sees_back, crosses, table, passes, ends=ends
             )
             replacements.append((layer, "forward", partial(family.forward, attend)))
     return replacements
@@ -293,7 +267,7 @@ def _take_back(family: Family, target: Any) -> None:
         restore(owner, attribute)
     if family.code is not None:
         target.config = getattr(target.config, "own_config", target.config)
-    if family.traceable is not None:
+    if family.decoder:
         from ntk_alibi.integrations import traceable
 
         traceable.remove(family, target)

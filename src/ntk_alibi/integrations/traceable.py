@@ -156,7 +156,7 @@ class TraceableAttend:
 
 def install(family: Any, model: Any, settings: Settings) -> list[tuple[nn.Module, str, Any]]:
     """Give layers their biases, and return what is replaced in the model."""
-    replacements = list(family.traceable(model))
+    replacements = list(family.replacements(model))
     rule = family.rule(model)
     for layer in family.layers(model):
         setattr(layer, _BIAS, LayerBias(rule, settings, layer))

@@ -49,16 +49,6 @@ def class_named(part: nn.Module, name: str) -> Any:
     return None
 
 
-def parts_named(module: nn.Module, name: str) -> list[nn.Module]:
-    """Return the parts of a module that are of a class of transformers with a name."""
-    return [
-        part
-        for part in module.modules()
-        for base in type(part).__mro__
-        if base.__name__ == name and base.__module__.startswith("transformers.models.")
-    ]
-
-
 def check_forward(part: nn.Module, known: Any, name: str) -> None:
     """Check that a module has the forward of a class of transformers; None means no class."""
     if known is None or type(part).forward is not known.forward:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.family import Family
 
 #: The padding of the pass that runs, from the model's forward to its `get_alibi_mask`.
 _PADDING: ContextVar[torch.Tensor | None] = ContextVar("padding")
@@ -24,20 +24,6 @@ _PADDING: ContextVar[torch.Tensor | None] = ContextVar("padding")
 def _matches(module: nn.Module) -> bool:
     """Return whether a module is a 13B model; 7B models of that name have rotary positions."""
     return type(module).__name__ == "BaichuanModel" and hasattr(module, "get_alibi_mask")
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    return [layer.self_attn for layer in model.layers]
-
-
-def _heads(model: Any) -> int:
-    heads: int = model.n_head
-    return heads
-
-
-def _train_length(model: Any) -> int:
-    length: int = model.config.model_max_length
-    return length
 
 
 def _forward(
@@ -92,10 +78,6 @@ def _padding(model: Any, tensor: torch.Tensor, seq_length_with_past: int) -> tor
     return _PADDING.get()
 
 
-def _replacements(model: Any) -> list[Replacement]:
-    return [(model, "forward", _model_forward), (model, "get_alibi_mask", _padding)]
-
-
 def _release(model: Any) -> None:
     """Free the mask of all pairs, which the model makes again in its first pass without a patch."""
     model.alibi_mask = None
@@ -114,18 +96,17 @@ def _mask_of_length(model: Any, tensor: torch.Tensor, seq_length_with_past: int)
     return mask
 
 
-def _while_compared(model: Any) -> list[Replacement]:
-    return [(model, "get_alibi_mask", _mask_of_length)]
-
-
 FAMILY = Family(
     name="Baichuan-13B",
     matches=_matches,
-    layers=_layers,
+    layers=lambda model: [layer.self_attn for layer in model.layers],
     forward=_forward,
-    slopes=_heads,
-    replacements=_replacements,
+    slopes=lambda model: model.n_head,
+    replacements=lambda model: [
+        (model, "forward", _model_forward),
+        (model, "get_alibi_mask", _padding),
+    ],
     release=_release,
-    while_compared=_while_compared,
-    train_length=_train_length,
+    while_compared=lambda model: [(model, "get_alibi_mask", _mask_of_length)],
+    train_length=lambda model: model.config.model_max_length,
 )

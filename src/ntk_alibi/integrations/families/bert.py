@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.settings import Settings
 
 #: A length for which an encoder never makes its bias again.
@@ -26,19 +26,6 @@ def _attention(module: nn.Module) -> Any:
         return None
     first: Any = next(iter(getattr(encoder, "layer", ())), None)
     return getattr(getattr(first, "attention", None), "self", None)
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    return [layer.attention.self for layer in model.encoder.layer]
-
-
-def _slopes(model: Any) -> int:
-    heads: int = model.encoder.num_attention_heads
-    return heads
-
-
-def _replacements(model: Any) -> list[Replacement]:
-    return [(model.encoder, "rebuild_alibi_tensor", _zero)]
 
 
 def _zero(_: Any, size: int, device: Any = None) -> torch.Tensor:
@@ -66,10 +53,6 @@ def _rebuild(model: Any, size: int | None) -> None:
     made = encoder.rebuild_alibi_tensor(size=size, device=like.device)
     made = encoder.alibi if made is None else made
     encoder.alibi = made.to(like.dtype)
-
-
-def _is_jina(module: nn.Module) -> bool:
-    return all(hasattr(_attention(module), x) for x in ("query", "key", "value"))
 
 
 def _check_jina(model: Any, _: Settings) -> None:
@@ -116,10 +99,6 @@ def _jina_forward(
     return (output, formed) if weights and formed is not None else (output,)
 
 
-def _is_mosaic(module: nn.Module) -> bool:
-    return hasattr(_attention(module), "Wqkv")
-
-
 def _mosaic_forward(
     attend: Attend,
     layer: Any,
@@ -146,28 +125,28 @@ def _mosaic_forward(
     return output[indices] if padded else output
 
 
-def _without_triton(model: Any) -> list[Replacement]:
-    """Let a layer take its path in torch, as it does where weights are dropped in training."""
-    return [(_layers(model)[0], "p_dropout", 1.0)]
-
-
 _COMMON: dict[str, Any] = {
-    "layers": _layers,
-    "slopes": _slopes,
+    "layers": lambda model: [layer.attention.self for layer in model.encoder.layer],
+    "slopes": lambda model: model.encoder.num_attention_heads,
     "causal": False,
-    "replacements": _replacements,
+    "replacements": lambda model: [(model.encoder, "rebuild_alibi_tensor", _zero)],
     "release": _release,
     "rebuild": _rebuild,
 }
 
 JINA = Family(
-    name="JinaBERT", matches=_is_jina, forward=_jina_forward, check=_check_jina, **_COMMON
+    name="JinaBERT",
+    matches=lambda module: all(hasattr(_attention(module), x) for x in ("query", "key", "value")),
+    forward=_jina_forward,
+    check=_check_jina,
+    **_COMMON,
 )
 
 MOSAIC = Family(
     name="MosaicBERT",
-    matches=_is_mosaic,
+    matches=lambda module: hasattr(_attention(module), "Wqkv"),
     forward=_mosaic_forward,
-    while_compared=_without_triton,
+    # A layer takes its path in torch, not in Triton, where weights are dropped in training.
+    while_compared=lambda model: [(_attention(model), "p_dropout", 1.0)],
     **_COMMON,
 )

@@ -8,31 +8,21 @@ mask is given, and inline when none is (since 5.21; generate() drops a mask of o
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
+from ntk_alibi.integrations.family import Replacement, check_states, of_transformers
 from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
 from ntk_alibi.integrations.settings import Settings, form_of
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.integrations.transformers_versions import class_named
 from ntk_alibi.scaling import scaling_per, split_knee
-
-
-def _slopes(model: Any) -> ModelSlopes:
-    return ModelSlopes.for_bloom(model.num_heads)
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    return [block.self_attention for block in model.h]
 
 
 def _replacements(model: Any) -> list[Replacement]:
@@ -146,16 +136,6 @@ def _bias_and_mask(
     return tensor, hides
 
 
-def _tensor_parallel(_: Any) -> dict[str, str]:
-    """Divide BLOOM's heads, each with its queries, keys and values, and its feed-forward units."""
-    return {
-        "transformer.h.*.self_attention.query_key_value": "colwise",
-        "transformer.h.*.self_attention.dense": "rowwise",
-        "transformer.h.*.mlp.dense_h_to_4h": "colwise",
-        "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
-    }
-
-
 def _check(model: Any, settings: Settings) -> None:
     config = model.config
     if config.pretraining_tp == 1 or not config.slow_but_exact:
@@ -165,22 +145,24 @@ def _check(model: Any, settings: Settings) -> None:
     _checks.check_equal("log_n", settings.log_n, None, where)
 
 
-FAMILY = Family(
+FAMILY = of_transformers(
     name="BLOOM",
-    matches=partial(is_of, "BloomModel"),
-    layers=_layers,
+    model="BloomModel",
+    attention="BloomAttention",
+    config="BloomConfig",
+    parameters=("hidden_states", "residual", "alibi", "attention_mask", "layer_past"),
+    methods={"build_alibi_tensor": ("attention_mask", "num_heads", "dtype")},
+    layers=lambda model: [block.self_attention for block in model.h],
     forward=_forward,
-    slopes=_slopes,
+    slopes=lambda model: ModelSlopes.for_bloom(model.num_heads),
     replacements=_replacements,
     check=_check,
-    code=Code(
-        model="BloomModel",
-        attention="BloomAttention",
-        config="BloomConfig",
-        parameters=("hidden_states", "residual", "alibi", "attention_mask", "layer_past"),
-        methods={"build_alibi_tensor": ("attention_mask", "num_heads", "dtype")},
-    ),
     output="dense",
-    traceable=_replacements,
-    tensor_parallel=_tensor_parallel,
+    decoder=True,
+    tensor_parallel=lambda _: {  # each head with its queries, keys and values
+        "transformer.h.*.self_attention.query_key_value": "colwise",
+        "transformer.h.*.self_attention.dense": "rowwise",
+        "transformer.h.*.mlp.dense_h_to_4h": "colwise",
+        "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
+    },
 )

@@ -8,30 +8,16 @@ is divided by sqrt(head_dim), like the products.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_gradient_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
+from ntk_alibi.integrations.family import check_states, of_transformers
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
-
-
-def _slopes(model: Any) -> ModelSlopes:
-    return ModelSlopes.for_falcon(model.num_heads, model.embed_dim // model.num_heads)
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    return [block.self_attention for block in model.h]
-
-
-def _replacements(model: Any) -> list[Replacement]:
-    return [(model, "use_alibi", False)]
 
 
 def _forward(
@@ -99,21 +85,20 @@ def _check(model: Any, _: Settings) -> None:
         raise ValueError("model must be a Falcon with ALiBi, got one with rotary embeddings")
 
 
-FAMILY = Family(
+FAMILY = of_transformers(
     name="Falcon",
-    matches=partial(is_of, "FalconModel"),
-    layers=_layers,
+    model="FalconModel",
+    attention="FalconAttention",
+    config="FalconConfig",
+    parameters=("hidden_states", "alibi", "attention_mask", "layer_past"),
+    layers=lambda model: [block.self_attention for block in model.h],
     forward=_forward,
-    slopes=_slopes,
-    replacements=_replacements,
-    check=_check,
-    code=Code(
-        model="FalconModel",
-        attention="FalconAttention",
-        config="FalconConfig",
-        parameters=("hidden_states", "alibi", "attention_mask", "layer_past"),
+    slopes=lambda model: ModelSlopes.for_falcon(
+        model.num_heads, model.embed_dim // model.num_heads
     ),
+    replacements=lambda model: [(model, "use_alibi", False)],
+    check=_check,
     output="dense",
-    traceable=_replacements,
+    decoder=True,
     tensor_parallel=_tensor_parallel,
 )

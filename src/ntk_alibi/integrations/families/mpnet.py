@@ -6,34 +6,20 @@ also where its configuration has more: a longer table is not read beyond them.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from ntk_alibi.biases.t5 import T5
-from ntk_alibi.integrations.family import Code, Family, Replacement, is_of
+from ntk_alibi.integrations.family import of_transformers
 from ntk_alibi.integrations.tables import Table
 
 #: The number of buckets.
 BUCKETS = 32
 
 
-def _layers(model: Any) -> list[nn.Module]:
-    return [layer.attention.attn for layer in model.encoder.layer]
-
-
-def _tables(model: Any) -> list[Table]:
-    return [Table(model.encoder, BUCKETS, _bias)] * len(model.encoder.layer)
-
-
 def _bias(rows: torch.Tensor) -> T5:
     return T5(rows.t())
-
-
-def _heads(model: Any) -> int:
-    return int(model.encoder.n_heads)
 
 
 def _no_matrix(_: Any, __: torch.Tensor) -> None:
@@ -43,13 +29,6 @@ def _no_matrix(_: Any, __: torch.Tensor) -> None:
 def _hand_on(_: Any, attention_mask: Any, *__: Any, **___: Any) -> Any:
     """Replace get_extended_attention_mask, by which older versions make a mask to add."""
     return attention_mask
-
-
-def _replacements(model: Any) -> list[Replacement]:
-    return [
-        (model.encoder, "compute_position_bias", _no_matrix),
-        (model, "get_extended_attention_mask", _hand_on),
-    ]
 
 
 def _forward(
@@ -82,20 +61,20 @@ def _check(model: Any, _: Any) -> None:
         )
 
 
-FAMILY = Family(
+FAMILY = of_transformers(
     name="MPNet",
-    matches=partial(is_of, "MPNetModel"),
-    layers=_layers,
+    model="MPNetModel",
+    attention="MPNetSelfAttention",
+    config="MPNetConfig",
+    parameters=("hidden_states", "attention_mask", "position_bias", "output_attentions"),
+    layers=lambda model: [layer.attention.attn for layer in model.encoder.layer],
     forward=_forward,
-    slopes=_heads,
+    slopes=lambda model: model.encoder.n_heads,
     causal=False,
-    replacements=_replacements,
+    replacements=lambda model: [
+        (model.encoder, "compute_position_bias", _no_matrix),
+        (model, "get_extended_attention_mask", _hand_on),
+    ],
     check=_check,
-    code=Code(
-        model="MPNetModel",
-        attention="MPNetSelfAttention",
-        config="MPNetConfig",
-        parameters=("hidden_states", "attention_mask", "position_bias", "output_attentions"),
-    ),
-    tables=_tables,
+    tables=lambda model: [Table(model.encoder, BUCKETS, _bias)] * len(model.encoder.layer),
 )

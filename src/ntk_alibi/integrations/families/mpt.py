@@ -8,7 +8,6 @@ between real tokens counts, as in transformers.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,31 +15,22 @@ from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
-from ntk_alibi.integrations.family import Code, Family, Replacement, check_states, is_of
+from ntk_alibi.integrations.family import Replacement, check_states, of_transformers
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
-
-
-def _slopes(model: Any) -> ModelSlopes:
-    bias_max = model.config.attn_config.alibi_bias_max
-    return ModelSlopes.for_mpt(model.num_heads, bias_max)
-
-
-def _layers(model: Any) -> list[nn.Module]:
-    return [block.attn for block in model.blocks]
+from ntk_alibi.integrations.tokens import Tokens
 
 
 def _replacements(model: Any) -> list[Replacement]:
-    return [*_traceable(model), (model.blocks[0], "forward", _first_block)]
-
-
-def _traceable(model: Any) -> list[Replacement]:
-    return [(model, "build_mpt_alibi_tensor", _no_tensor)]
+    return [
+        (model, "build_mpt_alibi_tensor", _no_tensor),
+        (model.blocks[0], "forward", _first_block),
+    ]
 
 
 def _first_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replace MptBlock.forward, which does not tell its layer whether the caller wants weights."""
-    if kwargs.get("output_attentions"):
+    if kwargs.get("output_attentions") and isinstance(kwargs["attention_mask"], Tokens):
         kwargs["attention_mask"].weights = True
     return type(block).forward(block, *args, **kwargs)
 
@@ -76,16 +66,6 @@ def _forward(
     return layer.out_proj(context.transpose(1, 2).flatten(2)), weights
 
 
-def _tensor_parallel(_: Any) -> dict[str, str]:
-    """Divide MPT's heads, whose weights are packed as queries, keys and values of all heads."""
-    return {
-        "transformer.blocks.*.attn.Wqkv": PACKED,
-        "transformer.blocks.*.attn.out_proj": "rowwise",
-        "transformer.blocks.*.ffn.up_proj": "colwise",
-        "transformer.blocks.*.ffn.down_proj": "rowwise",
-    }
-
-
 def _check(model: Any, _: Settings) -> None:
     if not model.config.attn_config.alibi:
         raise ValueError(
@@ -102,22 +82,26 @@ def _check(model: Any, _: Settings) -> None:
             )
 
 
-FAMILY = Family(
+FAMILY = of_transformers(
     name="MPT",
-    matches=partial(is_of, "MptModel"),
-    layers=_layers,
+    model="MptModel",
+    attention="MptAttention",
+    config="MptConfig",
+    parameters=("hidden_states", "position_bias", CACHE, "attention_mask"),
+    layers=lambda model: [block.attn for block in model.blocks],
     forward=_forward,
-    slopes=_slopes,
+    slopes=lambda model: ModelSlopes.for_mpt(
+        model.num_heads, model.config.attn_config.alibi_bias_max
+    ),
     replacements=_replacements,
     check=_check,
-    code=Code(
-        model="MptModel",
-        attention="MptAttention",
-        config="MptConfig",
-        parameters=("hidden_states", "position_bias", CACHE, "attention_mask"),
-    ),
     output="out_proj",
-    traceable=_traceable,
+    decoder=True,
     masks_hidden=True,
-    tensor_parallel=_tensor_parallel,
+    tensor_parallel=lambda _: {  # the weights of queries, keys and values of all heads are packed
+        "transformer.blocks.*.attn.Wqkv": PACKED,
+        "transformer.blocks.*.attn.out_proj": "rowwise",
+        "transformer.blocks.*.ffn.up_proj": "colwise",
+        "transformer.blocks.*.ffn.down_proj": "rowwise",
+    },
 )

@@ -16,38 +16,18 @@ from torch import nn
 
 from ntk_alibi.biases.t5 import T5
 from ntk_alibi.integrations.arguments import CACHE, cache_of
-from ntk_alibi.integrations.family import Code, Family, is_of
+from ntk_alibi.integrations.family import Family, of_transformers
 from ntk_alibi.integrations.tables import Table
-
-
-def _layers(stack: Any) -> list[nn.Module]:
-    return [block.layer[0].SelfAttention for block in stack.block]
-
-
-def _crossing(stack: Any) -> list[nn.Module]:
-    return [block.layer[1].EncDecAttention for block in stack.block] if _is_causal(stack) else []
-
-
-def _text_layers(model: Any) -> list[nn.Module]:
-    return [block.self_attention.attention for block in model.layer]
-
-
-def _text_crossing(model: Any) -> list[nn.Module]:
-    return [block.encoder_decoder_attention.attention for block in model.layer]
-
-
-def _heads(layers_of: Any, model: Any) -> int:
-    return int(layers_of(model)[0].n_heads)
 
 
 def _is_causal(model: Any) -> bool:
     return bool(model.config.is_decoder)
 
 
-def _tables(layers_of: Any, model: Any) -> list[Table]:
+def _tables(model: Any, layers: list[Any]) -> list[Table]:
     """Return the table of each layer, its own or the table of a layer before it."""
     tables: list[Table] = []
-    for layer in layers_of(model):
+    for layer in layers:
         last = layer.relative_attention_max_distance
         bias = partial(_bias, bidirectional=not _is_causal(model), max_distance=last)
         own = layer.has_relative_attention_bias
@@ -140,33 +120,32 @@ def _products(layer: Any) -> tuple[nn.Module, ...]:
     return layer.query, layer.key, layer.value, layer.output
 
 
-def _family(
-    name: str,
-    prefix: str,
-    *,
-    parameters: tuple[str, ...] = ("hidden_states", "mask", "key_value_states", CACHE),
-    model: str = "",
-    layers: Any = _layers,
-    crossing: Any = _crossing,
-    **others: Any,
-) -> Family:
+def _family(prefix: str, **others: Any) -> Family:
     """Return a family with T5's names, but for the others that are given."""
-    fields: dict[str, Any] = {"forward": _forward, **others}
-    model = model or f"{prefix}Stack"
-    return Family(
-        name=name,
-        matches=partial(is_of, model),
-        layers=layers,
-        crossing=crossing,
-        slopes=partial(_heads, layers),
+
+    def layers(stack: Any) -> list[nn.Module]:
+        return [block.layer[0].SelfAttention for block in stack.block]
+
+    def crossing(stack: Any) -> list[nn.Module]:
+        crosses = _is_causal(stack)
+        return [block.layer[1].EncDecAttention for block in stack.block] if crosses else []
+
+    fields: dict[str, Any] = {
+        "name": prefix,
+        "model": f"{prefix}Stack",
+        "attention": f"{prefix}Attention",
+        "config": f"{prefix}Config",
+        "parameters": ("hidden_states", "mask", "key_value_states", CACHE),
+        "forward": _forward,
+        "layers": layers,
+        "crossing": crossing,
+        **others,
+    }
+    of_model = fields["layers"]
+    return of_transformers(
+        slopes=lambda model: of_model(model)[0].n_heads,
         causal=_is_causal,
-        code=Code(
-            model=model,
-            attention=f"{prefix}Attention",
-            config=f"{prefix}Config",
-            parameters=parameters,
-        ),
-        tables=partial(_tables, layers),
+        tables=lambda model: _tables(model, of_model(model)),
         **fields,
     )
 
@@ -179,27 +158,21 @@ def _check_decoder(model: Any, _: Any) -> None:
 
 
 FAMILIES = (
-    _family("T5", "T5"),
-    _family("mT5", "MT5"),
+    _family("T5"),
+    _family("MT5", name="mT5"),
     _family(
-        "UMT5",
         "UMT5",
         forward=_umt5_forward,
-        parameters=(
-            "hidden_states",
-            "encoder_hidden_states",
-            CACHE,
-            "attention_mask",
-        ),
+        parameters=("hidden_states", "encoder_hidden_states", CACHE, "attention_mask"),
     ),
-    _family("SwitchTransformers", "SwitchTransformers"),
-    _family("Pop2Piano", "Pop2Piano"),
+    _family("SwitchTransformers"),
+    _family("Pop2Piano"),
     _family(
-        "Pix2Struct",
         "Pix2StructText",
+        name="Pix2Struct",
         model="Pix2StructTextModel",
-        layers=_text_layers,
-        crossing=_text_crossing,
+        layers=lambda model: [block.self_attention.attention for block in model.layer],
+        crossing=lambda model: [block.encoder_decoder_attention.attention for block in model.layer],
         check=_check_decoder,
     ),
 )

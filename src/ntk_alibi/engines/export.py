@@ -26,9 +26,8 @@ from ntk_alibi import _checks, _files, _installed
 from ntk_alibi._core import __version__
 from ntk_alibi.engines import FORMATS
 from ntk_alibi.integrations import known, patch
-from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.settings import Settings, stack_of
+from ntk_alibi.integrations.settings import Settings, current, stack_of
 
 #: The file that describes an exported folder; only a folder with this file is replaced.
 ABOUT = "ntk_alibi_export.json"

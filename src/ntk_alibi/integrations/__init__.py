@@ -18,11 +18,10 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.biases.slopes import ModelSlopes
     from ntk_alibi.integrations import known, own_bias
     from ntk_alibi.integrations.attend import Attend
-    from ntk_alibi.integrations.configuration import CONFIGURED
     from ntk_alibi.integrations.family import BY_NAME, Family
     from ntk_alibi.integrations.known import register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
-    from ntk_alibi.integrations.settings import scaling_and_log_n, settings_of
+    from ntk_alibi.integrations.settings import CONFIGURED, scaling_and_log_n, settings_of
     from ntk_alibi.integrations.transformers_versions import check_version, version_is_known
 
     if version_is_known():

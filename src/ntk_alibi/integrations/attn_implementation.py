@@ -19,9 +19,9 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from ntk_alibi.integrations import saving
-from ntk_alibi.integrations.configuration import CONFIGURED
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.patching import follow_config
+from ntk_alibi.integrations.settings import CONFIGURED
 from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
 from ntk_alibi.methods import find_misspelled_settings
 

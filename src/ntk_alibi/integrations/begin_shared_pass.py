@@ -15,10 +15,9 @@ from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import Layout, find_layout, rank_columns
 from ntk_alibi.integrations.arguments import CACHE, cache_of, check_cache_in_use, inputs_of
 from ntk_alibi.integrations.caches.sharded import ShardedCache
-from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
 from ntk_alibi.integrations.making import check_inputs, real_keys, warn_of_older_slopes
-from ntk_alibi.integrations.settings import Settings, family_of, ranks_of
+from ntk_alibi.integrations.settings import Settings, current, family_of, ranks_of
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
 from ntk_alibi.integrations.texts import texts_of_rows
 from ntk_alibi.integrations.tokens import Tokens, padding_in

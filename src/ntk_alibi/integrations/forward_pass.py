@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
@@ -73,6 +73,7 @@ class Part:
         return columns and not bias.exempt and bias.dense is None
 
 
+@dataclass(eq=False)
 class ForwardPass:
     """The problem of one forward pass, which all layers share.
 
@@ -90,28 +91,17 @@ class ForwardPass:
         heads: the heads that this rank of tensor parallelism computes, or None for all.
     """
 
-    def __init__(
-        self,
-        mask: torch.Tensor,
-        problem: Problem,
-        rule: ModelSlopes,
-        settings: Settings,
-        shared: Any = None,
-        own: Mapping[Any, Any] | None = None,
-        cache: Any = None,
-        heads: slice | None = None,
-    ) -> None:
-        self.mask = mask
-        self.problem = problem
-        self.rule = rule
-        self.settings = settings
-        self.shared = shared
-        self.own = own or {}
-        self.cache = cache
-        self.heads = heads
-        self._made: dict[Any, Any] = {}
-        self._same: BiasObject | None = None
-        self._in_core: list[Part] | None = None
+    mask: torch.Tensor
+    problem: Problem
+    rule: ModelSlopes
+    settings: Settings
+    shared: Any = None
+    own: Mapping[Any, Any] = field(default_factory=dict)
+    cache: Any = None
+    heads: slice | None = None
+    _made: dict[Any, Any] = field(init=False, default_factory=dict)
+    _same: BiasObject | None = field(init=False, default=None)
+    _in_core: list[Part] | None = field(init=False, default=None)
 
     def bias_of(self, layer: int, table: Any = None) -> BiasObject:
         """Return the bias of a layer: the same object for equal biases.

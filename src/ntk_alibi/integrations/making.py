@@ -13,13 +13,12 @@ from torch.nn import functional as F
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.configuration import current
 from ntk_alibi.integrations.dense import HIDES
 from ntk_alibi.integrations.forward_pass import ForwardPass, PackedTexts, limits_up_to, problem_of
-from ntk_alibi.integrations.settings import check_layers, stack_of
+from ntk_alibi.integrations.settings import check_layers, current, stack_of
 from ntk_alibi.integrations.tables import NoBias
 from ntk_alibi.integrations.tokens import Tokens
-from ntk_alibi.masks import EVERYTHING, Mask, Problem, checked_attention_mask
+from ntk_alibi.masks import EVERYTHING, Mask, checked_attention_mask
 from ntk_alibi.scaling import Scaling, scaling_per
 
 BIDIRECTIONAL = Mask(causal=False)
@@ -80,8 +79,8 @@ def make_pass(
         return _packed_pass(tokens.texts, rule, settings, sizes, own)
     if attend.crosses:
         real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
-        padded = padding is not None
-        problem = _problem_without_limits(real, rule.heads, queries, padded=padded)
+        at, unpadded = slice(0, queries), padding is None
+        problem = problem_of(real, at, rule, BIDIRECTIONAL, unpadded=unpadded)
         return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
     if hasattr(cache, "ranks"):
         raise ValueError(
@@ -99,12 +98,8 @@ def make_pass(
         end = capacity = mask.shape[1]
     else:
         capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
-        if family.code is None:
-            mask = real_keys(padding, batch, end, device)
-        else:
-            mask = real_keys(
-                padding, batch, end, device, "attention_mask", queries, causal=attend.causal
-            )
+        name, count = ("mask", 0) if family.code is None else ("attention_mask", queries)
+        mask = real_keys(padding, batch, end, device, name, count, causal=attend.causal)
         mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
     problem = problem_of(
         mask[:, :end],
@@ -127,17 +122,6 @@ def _packed_pass(
     limits = limits_up_to(keys - 1, settings.mask)
     problem = problem_of(mask, slice(keys - queries, keys), rule, limits, texts=texts)
     return ForwardPass(mask, problem, rule, settings, own=own, cache=texts.cache)
-
-
-def _problem_without_limits(
-    real: torch.Tensor, heads: int, queries: int, *, padded: bool
-) -> Problem:
-    """Return the problem of queries that see all real keys, such as the keys of other states."""
-    batch, keys = real.shape
-    padded = padded and not (real.is_cpu and bool(real.all()))
-    padding = real if padded else None
-    shape = batch, heads, queries, keys
-    return Problem.checked(shape, BIDIRECTIONAL, padding, None, None, like=real)
 
 
 def check_inputs(given: Mapping[str, Any], *, devices: bool = False) -> None:

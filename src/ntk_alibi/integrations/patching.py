@@ -13,17 +13,19 @@ from torch import nn
 from ntk_alibi.distributed import sharding
 from ntk_alibi.integrations import numeric_check, outer_models, own_bias
 from ntk_alibi.integrations.attend import Attend, MaskPasses
-from ntk_alibi.integrations.configuration import of_config, refuse_traceable, write_plainly
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
-from ntk_alibi.integrations.patched_config import patched_config
 from ntk_alibi.integrations.settings import (
     FAMILY,
     STACK,
     Settings,
     form_of,
+    of_config,
+    patched_config,
+    refuse_traceable,
     stack_of,
     warn_of_another_train_length,
+    write_plainly,
 )
 from ntk_alibi.integrations.tables import LayerTable
 from ntk_alibi.integrations.tokens import NAME

@@ -15,8 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ntk_alibi.integrations.configuration import CONFIGURED
-from ntk_alibi.integrations.settings import family_of, stack_of
+from ntk_alibi.integrations.settings import CONFIGURED, family_of, stack_of
 
 
 @functools.cache

@@ -1,7 +1,9 @@
-"""The choices of a patch, and where a patched model keeps them."""
+"""The choices of a patch: its own, or of a model's configuration, and where a model keeps them."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +15,9 @@ from ntk_alibi import _checks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.tokens import NAME
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.methods import parse_method
+from ntk_alibi.methods import parse_method, train_length_or_default
 from ntk_alibi.positions.log_n import LogN, as_log_n
 from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, scaling_per, trained_at
 
@@ -27,6 +30,9 @@ FAMILY = "_ntk_alibi_family"
 
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "eager", "traceable")
+
+#: Settings that a model's configuration may have, each as `alibi_` and its name.
+CONFIGURED = ("scaling", "attention", "window", "sink", "causal_block", "log_n")
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,6 +120,11 @@ def stack_of(target: Any) -> tuple[Settings | None, ...]:
     """Return the settings of a model's patches, innermost last."""
     stack: tuple[Settings | None, ...] = getattr(target, STACK, ())
     return stack
+
+
+def family_of(target: nn.Module) -> Any:
+    """Return the family of a patched model, None without patches."""
+    return getattr(target, FAMILY, None)
 
 
 def ranks_of(target: Any) -> Ranks | None:
@@ -214,6 +225,96 @@ def settings_of(
     return replace(settings, ranks=Ranks.from_group(group), layout=layout)
 
 
-def family_of(target: nn.Module) -> Any:
-    """Return the family of a patched model, None without patches."""
-    return getattr(target, FAMILY, None)
+def refuse_traceable(attention: Any) -> None:
+    """Refuse to trace a model that makes no masks of queries and keys."""
+    if attention == "traceable":
+        raise ValueError(
+            "attention must not be 'traceable' for a model made with "
+            "attn_implementation='ntk_alibi', which makes no masks of queries and keys: make it "
+            "with attn_implementation='eager'"
+        )
+
+
+def current(target: Any) -> Settings:
+    """Return the settings in force."""
+    settings = stack_of(target)[-1]
+    return of_config(target.config) if settings is None else settings
+
+
+def of_config(config: Any) -> Settings:
+    """Return the settings of a model's configuration, whose name an error has: alibi_window."""
+    try:
+        return _of_config(config)
+    except (TypeError, ValueError) as error:
+        if str(error).partition(" ")[0] not in CONFIGURED:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"alibi_{error}") from error
+
+
+def _of_config(config: Any) -> Settings:
+    options = {
+        name: value
+        for name in CONFIGURED
+        if (value := getattr(config, f"alibi_{name}", None)) is not None
+    }
+    scaling, log_n = options.pop("scaling", None), options.pop("log_n", None)
+    if not isinstance(scaling, str | Mapping | type(None)):
+        raise TypeError(
+            "alibi_scaling must be None, a method's name or a dict such as "
+            f"{{'alibi_type': 'ntk', 'factor': 4.0}}, got {scaling!r}"
+        )
+    refuse_traceable(options.get("attention"))
+    _checks.choice("attention", options.get("attention", "fused"), ("fused", "eager"))
+    scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_or_default(config))
+    return settings_of(scaling, log_n=log_n, **options)
+
+
+def write_plainly(config: Any) -> None:
+    """Write a configuration's method as dicts, in the form of na.scaling_from_config."""
+    if isinstance(getattr(config, "alibi_scaling", None), Mapping | type(None)):
+        return
+    entries = of_config(config).to_config()
+    for name in ("scaling", "log_n"):
+        setattr(config, f"alibi_{name}", entries.get(name))
+
+
+def patched_config(own: Any) -> Any:
+    """Return a configuration that has all attributes in common with another, but for the name.
+
+    By the name of its attention transformers chooses the mask function of a pass. Other models may
+    share the object.
+    """
+    kind: Any = type(own)
+    view: Any = object.__new__(_class_like(kind))
+    view.__dict__ = own.__dict__
+    view.own_config = own
+    return view
+
+
+@functools.cache
+def _class_like(config_class: type) -> type:
+    """Return a class with the name of a class of configurations, by which transformers finds it."""
+    stock: Any = config_class
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        return patched_config(copy.deepcopy(self.own_config, memo))
+
+    def reduced(self: Any, _: Any) -> tuple[Any, ...]:
+        return patched_config, (self.own_config,)
+
+    def set_name(self: Any, value: Any) -> None:
+        self.own_config._attn_implementation = value
+
+    return type(
+        config_class.__name__,
+        (config_class,),
+        {
+            "__module__": config_class.__module__,
+            "__slots__": ("own_config",),
+            "__doc__": stock.__doc__,
+            "__deepcopy__": copied,
+            "__reduce_ex__": reduced,
+            "_attn_implementation": property(lambda _: NAME, set_name),
+        },
+    )

@@ -81,8 +81,8 @@ class PagedCache:
         return both
 
 
-def _of_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
-    """Return the texts of position_ids: a position that is not the next one begins a text.
+def _by_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
+    """Read position_ids: a position that is not the next one begins a text.
 
     Padding may have any position, and a real token any greater one than those before it, where
     there is padding or a part of a text. A token that generate() adds behind padding on the right
@@ -90,45 +90,44 @@ def _of_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
     """
     positions = torch.as_tensor(value)
     positions = positions[None] if positions.ndim == 1 else positions
-    real = rows.real_tokens(positions)
+    real, jumps = rows.real_tokens(positions), positions.diff(dim=-1) != 1
     if real is None:
-        begins = positions.diff(dim=-1) != 1
-    else:
-        behind = torch.where(real, positions, positions.min() - 1).cummax(dim=-1).values[:, :-1]
-        begins = real[:, 1:] & (positions[:, 1:] <= behind) & (positions.diff(dim=-1) != 1)
-    return F.pad(begins.cumsum(dim=-1), (1, 0))
+        return jumps
+    behind = torch.where(real, positions, positions.min() - 1).cummax(dim=-1).values[:, :-1]
+    return real[:, 1:] & (positions[:, 1:] <= behind) & jumps
 
 
-def _of_cumulative(name: str, value: Any, rows: Rows) -> torch.Tensor:
-    """Return the texts of cumulative lengths, 0 and the end of each text in all rows together."""
+def _by_ends(name: str, value: Any, rows: Rows) -> torch.Tensor:
+    """Read cumulative lengths: 0 and the end of each text in all rows together."""
     ends = torch.as_tensor(value).cpu()
-    of_rows = torch.arange(rows.count + 1) * rows.tokens
-    rising = bool((ends.diff() >= 0).all()) and [ends[0], ends[-1]] == [0, of_rows[-1]]
-    if not rising or not bool(torch.isin(of_rows, ends).all()):
+    columns = torch.arange(rows.count * rows.tokens + 1)
+    rising = bool((ends.diff() >= 0).all()) and [ends[0], ends[-1]] == [0, columns[-1]]
+    if not rising or not bool(torch.isin(columns[:: rows.tokens], ends).all()):
         raise ValueError(
             f"{name} must rise from 0 to the last token by way of the ends of all rows, "
-            f"{of_rows.tolist()}, for a patched model, got {value}"
+            f"{columns[:: rows.tokens].tolist()}, for a patched model, got {value}"
         )
-    return torch.searchsorted(ends, torch.arange(int(ends[-1])), right=True).view(rows.count, -1)
+    return torch.isin(columns[:-1], ends).view(rows.count, -1)[:, 1:]
 
 
-def _of_numbers(name: str, value: Any, rows: Rows) -> torch.Tensor:
-    """Return the segments of segment ids, each of which has one run of tokens."""
-    texts = torch.as_tensor(value).reshape(rows.count, -1)
-    if any(len(row.unique()) != len(row.unique_consecutive()) for row in texts):
+def _by_ids(name: str, value: Any, rows: Rows) -> torch.Tensor:
+    """Read segment ids, each of which has one run of tokens."""
+    ids = torch.as_tensor(value).reshape(rows.count, -1)
+    if any(len(row.unique()) != len(row.unique_consecutive()) for row in ids):
         raise ValueError(
             f"{name} must give each text one run of tokens for a patched model, got {value}"
         )
-    return texts
+    return ids.diff(dim=-1) != 0
 
 
 #: For each argument that may describe several segments in a row: a function of its name, its value
-#: and the rows that returns a number of a text for each token, and what one text a row must do.
+#: and the rows that returns which tokens but the first begin a segment, and what one text a row
+#: must do.
 SOURCES: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
-    "position_ids": (_of_positions, "rise by one from real token to real token"),
-    "cu_seq_lens_q": (_of_cumulative, "be the ends of whole rows"),
-    "cu_seq_lens_k": (_of_cumulative, "be the ends of whole rows"),
-    "seq_idx": (_of_numbers, "be one id a row"),
+    "position_ids": (_by_positions, "rise by one from real token to real token"),
+    "cu_seq_lens_q": (_by_ends, "be the ends of whole rows"),
+    "cu_seq_lens_k": (_by_ends, "be the ends of whole rows"),
+    "seq_idx": (_by_ids, "be one id a row"),
 }
 
 #: Arguments with the length of the longest segment.
@@ -183,37 +182,35 @@ def texts_of_rows(
         why_one = "use_cache=True"
     if not why_one and rows.padded:
         why_one = "an attention_mask that hides tokens"
-    said: dict[str, torch.Tensor] = {}
-    for name, (texts_of, of_one) in SOURCES.items():
+    begins: dict[str, torch.Tensor] = {}
+    for name, (read, of_one) in SOURCES.items():
         value = given.get(name)
         if value is None:
             continue
-        texts = texts_of(name, value, rows)
-        if why_one and bool((texts != texts[:, :1]).any()):
+        found = read(name, value, rows).cpu()
+        if why_one and bool(found.any()):
             raise ValueError(
                 f"{name} must {of_one} for a patched {model_name} with {why_one}, which reads each "
                 f"row as one text, got {value}: pass one text a row, padded"
             )
-        said[name] = texts.cpu()
-    first, texts = next(iter(said.items()), ("input_ids", torch.zeros(count, tokens)))
-    begins = {name: (texts.diff() != 0).expand(count, -1) for name, texts in said.items()}
-    for name, begin in begins.items():
-        if not torch.equal(begin, begins[first]):
+        begins[name] = found.expand(count, -1)
+    one = torch.zeros((count, tokens - 1), dtype=torch.bool)
+    first, chosen = next(iter(begins.items()), ("input_ids", one))
+    for name, other in begins.items():
+        if not torch.equal(other, chosen):
             raise ValueError(
                 f"{name} must say the same texts as {first} for a patched {model_name}, got "
                 f"{given[name]} and {given[first]}"
             )
-    longest = max(int(row.unique_consecutive(return_counts=True)[1].max()) for row in texts)
+    ids = F.pad(chosen, (1, 0)).cumsum(dim=-1)
+    longest = max(int(row.bincount().max()) for row in ids)
     for name in LENGTHS:
         if given.get(name) is not None and int(given[name]) < longest:
             raise ValueError(
                 f"{name} must be at least the length of the longest text, {longest}, for a patched "
                 f"{model_name}, got {given[name]}"
             )
-    if not any(bool(begin.any()) for begin in begins.values()):
-        return None
-    ids = F.pad(begins[first], (1, 0)).cumsum(dim=-1)
-    return PackedTexts(ids, ids)
+    return PackedTexts(ids, ids) if bool(chosen.any()) else None
 
 
 def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTexts:

@@ -137,7 +137,7 @@ def check_usable(model: PreTrainedModel) -> None:
     """
     import torch
 
-    from ntk_alibi.integrations.configuration import of_config
+    from ntk_alibi.integrations.settings import of_config
 
     try:
         of_config(model.config)

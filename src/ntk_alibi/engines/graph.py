@@ -14,13 +14,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from ntk_alibi.engines.export import Request
+from ntk_alibi.engines.export import Format, Request, Written
 from ntk_alibi.integrations import patch
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.overriding import in_evaluation
@@ -29,6 +29,9 @@ from ntk_alibi.integrations.settings import stack_of
 #: Axes of any length, by optimum's names.
 BATCH, NEW, PAST = "batch_size", "sequence_length", "past_sequence_length"
 ALL = f"{PAST} + {NEW}"
+
+#: The dtypes of inputs that are integers.
+INTEGERS = {"input_ids": torch.int64, "attention_mask": torch.int64, "beam_idx": torch.int32}
 
 #: The axes of a tensor: each a length, or the name of an axis of any length.
 Axes = tuple[int | str, ...]
@@ -104,12 +107,58 @@ class Graph:
         return f"logits of {tokens} within {difference:.1e} of the patched model's, by {engine}"
 
 
+class Running(NamedTuple):
+    """A written graph in its engine.
+
+    Attributes:
+        engine: the name and version of the engine.
+        call: a function that runs the graph.
+        inputs: the axes of the inputs that a caller passes, by name.
+        outputs: the axes of the outputs that a caller gets, by name.
+    """
+
+    engine: str
+    call: Call
+    inputs: dict[str, Axes]
+    outputs: dict[str, Axes]
+
+
+def graph_format(
+    file: str,
+    dtypes: tuple[str, ...],
+    write: Callable[[Graph, Path, str], Running],
+    *,
+    traced: str | None = None,
+) -> Format:
+    """Return the format of a folder with a graph, configuration and tokenizer.
+
+    Args:
+        file: the name of the graph's file.
+        dtypes: as in `Format`.
+        write: write(graph, path, dtype) writes a graph with weights of a dtype, and runs it.
+        traced: the dtype of the traced weights; None for the dtype of the request.
+    """
+
+    def write_folder(request: Request, folder: Path) -> Written:
+        graph = make_graph(request, traced or request.dtype)
+        request.report(f"writing {file}")
+        write_configuration(request, folder)
+        running = write(graph, folder / file, request.dtype)
+        return Written(
+            lines(running.inputs, graph.dtype),
+            lines(running.outputs, graph.dtype),
+            graph.checked(running.engine, running.call, request.dtype),
+        )
+
+    return Format(dtypes=dtypes, is_folder=True, check=check, write=write_folder)
+
+
 def lines(named: dict[str, Axes], dtype: torch.dtype) -> tuple[str, ...]:
     """Return a line for each input or output; all layers share one."""
     described: dict[str, None] = {}
     for name, axes in named.items():
         shown = re.sub(r"[.]\d+[.](key|value)$", ".N.key, .value", name)
-        shown_dtype = torch.int64 if name in ("input_ids", "attention_mask") else dtype
+        shown_dtype = INTEGERS.get(name, dtype)
         described[f"{shown} ({', '.join(map(str, axes))}) {str(shown_dtype)[6:]}"] = None
     return tuple(described)
 

@@ -8,17 +8,13 @@ from typing import Any
 import onnxruntime
 import torch
 
-from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import Graph, any_length, check, lines, make_graph, write_configuration
+from ntk_alibi.engines.graph import Graph, Running, any_length, graph_format
 
 
-def write(request: Request, path: Path) -> Written:
-    """Write model.onnx, with its weights beside it above 2 GB, configuration and tokenizer."""
-    graph = make_graph(request, request.dtype)
-    request.report("writing model.onnx")
-    write_configuration(request, path)
-    save(graph, path / "model.onnx")
-    session = onnxruntime.InferenceSession(path / "model.onnx", providers=["CPUExecutionProvider"])
+def write(graph: Graph, path: Path, _: str) -> Running:
+    """Write a graph, with its weights in a file beside it above 2 GB, and run it."""
+    save(graph, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def call(
         tokens: torch.Tensor, mask: torch.Tensor, past: list[torch.Tensor]
@@ -27,11 +23,8 @@ def write(request: Request, path: Path) -> Written:
         logits, *present = session.run(None, dict(zip(graph.inputs, arrays, strict=True)))
         return torch.from_numpy(logits), [torch.from_numpy(x) for x in present]
 
-    return Written(
-        lines(graph.inputs, graph.dtype),
-        lines(graph.outputs, graph.dtype),
-        graph.checked(f"ONNX Runtime {onnxruntime.__version__}", call, request.dtype),
-    )
+    engine = f"ONNX Runtime {onnxruntime.__version__}"
+    return Running(engine, call, graph.inputs, graph.outputs)
 
 
 def save(graph: Graph, path: Path) -> None:
@@ -55,4 +48,4 @@ def save(graph: Graph, path: Path) -> None:
     program.save(path)
 
 
-FORMAT = Format(dtypes=("float32", "float16"), is_folder=True, check=check, write=write)
+FORMAT = graph_format("model.onnx", ("float32", "float16"), write)

@@ -15,19 +15,13 @@ import torch
 from openvino import opset13
 from openvino.passes import MakeStateful, Manager
 
-from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import Axes, Graph, check, lines, make_graph, write_configuration
+from ntk_alibi.engines.graph import BATCH, Axes, Graph, Running, graph_format
 
 
-def write(request: Request, path: Path) -> Written:
-    """Write openvino_model.xml with its weights in .bin, configuration and tokenizer."""
-    graph = make_graph(request, "float32")
-    request.report("writing openvino_model.xml")
-    write_configuration(request, path)
-    model = convert(graph)
-    file = path / "openvino_model.xml"
-    openvino.save_model(model, file, compress_to_fp16=request.dtype == "float16")
-    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+def write(graph: Graph, path: Path, dtype: str) -> Running:
+    """Write a graph, with its weights in .bin, and run it."""
+    openvino.save_model(convert(graph), path, compress_to_fp16=dtype == "float16")
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     running = compiled.create_infer_request()
 
     def call(
@@ -39,14 +33,11 @@ def write(request: Request, path: Path) -> Written:
         logits = running.infer(inputs)["logits"]
         return torch.from_numpy(logits.copy()), past
 
-    shown: dict[str, Axes] = dict(list(graph.inputs.items())[:2])
-    beams = ("beam_idx (batch_size) int32",) if graph.cache else ()
-    version = openvino.get_version().split("-")[0]
-    return Written(
-        (*lines(shown, graph.dtype), *beams),
-        lines({"logits": graph.outputs["logits"]}, graph.dtype),
-        graph.checked(f"OpenVINO {version} in float32", call, request.dtype),
-    )
+    inputs: dict[str, Axes] = dict(list(graph.inputs.items())[:2])
+    if graph.cache:
+        inputs["beam_idx"] = (BATCH,)
+    engine = f"OpenVINO {openvino.get_version().split('-')[0]} in float32"
+    return Running(engine, call, inputs, {"logits": graph.outputs["logits"]})
 
 
 def convert(graph: Graph) -> openvino.Model:
@@ -85,4 +76,4 @@ def _keep_cache(model: openvino.Model, graph: Graph) -> None:
     model.validate_nodes_and_infer_types()
 
 
-FORMAT = Format(dtypes=("float32", "float16"), is_folder=True, check=check, write=write)
+FORMAT = graph_format("openvino_model.xml", ("float32", "float16"), write, traced="float32")

@@ -9,17 +9,13 @@ from pathlib import Path
 
 import torch
 
-from ntk_alibi.engines.export import Format, Request, Written
-from ntk_alibi.engines.graph import check, lines, make_graph, write_configuration
+from ntk_alibi.engines.graph import Graph, Running, graph_format
 
 
-def write(request: Request, path: Path) -> Written:
-    """Write model.pt2, configuration and tokenizer."""
-    graph = make_graph(request, request.dtype)
-    request.report("writing model.pt2")
-    write_configuration(request, path)
-    torch.export.save(graph.program, path / "model.pt2")
-    module = torch.export.load(path / "model.pt2").module()
+def write(graph: Graph, path: Path, _: str) -> Running:
+    """Write a graph, and run it."""
+    torch.export.save(graph.program, path)
+    module = torch.export.load(path).module()
 
     def call(
         tokens: torch.Tensor, mask: torch.Tensor, past: list[torch.Tensor]
@@ -29,11 +25,7 @@ def write(request: Request, path: Path) -> Written:
         logits, present = module(tokens, mask, list(zip(past[::2], past[1::2], strict=True)))
         return logits, [x for pair in present for x in pair]
 
-    return Written(
-        lines(graph.inputs, graph.dtype),
-        lines(graph.outputs, graph.dtype),
-        graph.checked(f"torch {torch.__version__}", call, request.dtype),
-    )
+    return Running(f"torch {torch.__version__}", call, graph.inputs, graph.outputs)
 
 
-FORMAT = Format(dtypes=("float32", "float16", "bfloat16"), is_folder=True, check=check, write=write)
+FORMAT = graph_format("model.pt2", ("float32", "float16", "bfloat16"), write)

@@ -35,11 +35,6 @@ def positional_names(model: nn.Module) -> tuple[str, ...]:
     return tuple([x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD])
 
 
-def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
-    """Return all arguments of a call by name, those by position by `positional_names`."""
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
 def inputs_of(arguments: Mapping[str, Any]) -> Any:
     """Return the input_ids or inputs_embeds among a model's arguments, or None."""
     ids = arguments.get("input_ids")

@@ -39,7 +39,7 @@ class MaskPasses(WeakIdKeyDictionary):
         return MaskPasses()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Attend:
     """The attention of one layer of a patched model, which its family's `forward` calls.
 
@@ -54,7 +54,7 @@ class Attend:
         table: a `LayerTable` of the model's own bias, or None for slopes.
         passes: the passes of masks that transformers' mask function did not return.
         ends: whether this is the last layer of a pass.
-        in_graphs: the number by which the operator of compiled graphs finds it.
+        in_graphs: the key by which the operator of compiled graphs finds it.
     """
 
     model: nn.Module
@@ -70,10 +70,10 @@ class Attend:
     in_graphs: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "in_graphs", graph_operator.number_of(self))
+        self.in_graphs = graph_operator.register(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give a copy a number of its own."""
+        """Give a copy a key of its own."""
         vars(self).update(state)
         self.__post_init__()
 
@@ -115,9 +115,9 @@ class Attend:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
         if graph_operator.fits(self, mask, cache, dropout, weights):
-            operator, number = graph_operator.layer_attention, self.in_graphs
+            operator, key_of_layer = graph_operator.layer_attention, self.in_graphs
             padding = mask.padding if isinstance(mask, Tokens) else mask
-            return operator(query, key, value, padding, number, scale), None
+            return operator(query, key, value, padding, key_of_layer, scale), None
         return self._attend(query, key, value, mask, cache, scale, dropout, weights)
 
     @untraced
@@ -176,7 +176,10 @@ class Attend:
             given = query, key, value, scale, dropout
             output = self._fused(forward_pass, bias, *given, in_core=in_core, norms=norms)
         else:
-            output, formed = _densely(forward_pass, bias, query, key, value, scale, dropout)
+            added = forward_pass.memo(bias, query.dtype, _eager_bias, forward_pass, bias, query)
+            factors = forward_pass.factors(query)
+            factors = None if factors is None else factors[..., None].float()
+            output, formed = attend_densely(query, key, value, added, factors, scale, dropout)
             formed = formed if capacity == length else F.pad(formed, (0, capacity - length))
         return output.to(dtype) if own else output, formed
 
@@ -195,7 +198,7 @@ class Attend:
     ) -> torch.Tensor:
         """Return the output of `ntk_alibi.attention`, of all ranges of keys together."""
         like = None if in_core else query
-        factors, dropped = forward_pass.own_factors(like), None
+        factors, dropped = forward_pass.factors(like), None
         if dropout:
             dropped = checked_dropout(dropout, None, query, key.shape[2])
             if dropped is not None and forward_pass.heads is not None:
@@ -227,18 +230,8 @@ class Attend:
         check_heads(self.layer, self.model, self.rule.heads)
 
     def takes_stock(self, weights: Any) -> bool:
-        """Return whether a layer may have a pass of `stock_pass`."""
+        """Return whether a layer may go on by its own arithmetic, in an eager pass."""
         return bool(weights) or form_of(self.model) == "eager"
-
-    def stock_pass(
-        self, mask: Any, hidden_states: torch.Tensor, cache: Any, weights: Any
-    ) -> ForwardPass | None:
-        """Return the pass if transformers' own arithmetic can do it: eager, without factors."""
-        batch, queries = hidden_states.shape[:2]
-        sizes = batch, queries, queries
-        made = self.pass_of(mask, sizes, hidden_states.device, cache, bool(weights))
-        own = made.settings.log_n is not None or made.cache is not None
-        return None if own or made.settings.attention != "eager" else made
 
     def pass_of(
         self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool
@@ -285,12 +278,17 @@ class Attend:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what a family that others wrote computed, checked, in one dtype."""
-        batch, heads, _, channels = _shape("query", query)
+        for name, x in (("query", query), ("key", key)):
+            if x.ndim != 4:
+                raise ValueError(
+                    f"{name} must have shape (batch, heads, tokens, head_dim), got {tuple(x.shape)}"
+                )
+        batch, heads, _, channels = query.shape
         if heads != self.rule.heads:
             raise ValueError(
                 f"query must have the {self.rule.heads} heads of the model's slopes, got {heads}"
             )
-        of_keys, keys = _shape("key", key)[1:3]
+        of_keys, keys = key.shape[1:3]
         wanted = batch, of_keys, keys, channels
         if tuple(key.shape) != wanted or tuple(value.shape) != wanted or heads % max(of_keys, 1):
             raise ValueError(
@@ -303,31 +301,7 @@ class Attend:
         return query.to(wide), key.to(wide), value.to(wide)  # norms of queries under autocast
 
 
-def _shape(name: str, value: torch.Tensor) -> tuple[int, ...]:
-    if value.ndim != 4:
-        raise ValueError(
-            f"{name} must have shape (batch, heads, tokens, head_dim), got {tuple(value.shape)}"
-        )
-    return tuple(value.shape)
-
-
-def _densely(
-    forward_pass: ForwardPass,
-    bias: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    dropout: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return output and all weights of an eager pass."""
-    added = forward_pass.memo(bias, query.dtype, eager_bias, forward_pass, bias, query)
-    factors = forward_pass.own_factors(query)
-    factors = None if factors is None else factors[..., None].float()
-    return attend_densely(query, key, value, added, factors, scale, dropout)
-
-
-def eager_bias(forward_pass: ForwardPass, bias: Any, like: torch.Tensor) -> torch.Tensor:
+def _eager_bias(forward_pass: ForwardPass, bias: Any, like: torch.Tensor) -> torch.Tensor:
     """Return the bias of all pairs, float32, its dtype's least value for hidden keys."""
     values, seen = forward_pass.pairs(bias, like)
     return values.masked_fill(~seen, torch.finfo(values.dtype).min)

@@ -106,13 +106,11 @@ def _begin(model: Any, given: dict[str, Any], said: list[str]) -> dict[str, Any]
         return {**common, **_describe_whole(given, settings, cache, keep)}
 
     ranks.check_agreement(describe)
-    batch, tokens = inputs.shape[:2]
     shared: Any
     if cache is None:
-        part = mask, (batch, tokens), inputs.device
-        shared, whole = _own_tokens(ranks, settings.layout, *part)
+        shared, whole = _own_tokens(ranks, settings.layout, mask, inputs)
     else:
-        past = cache.get_seq_length()
+        (batch, tokens), past = inputs.shape[:2], cache.get_seq_length()
         if past:
             warn_of_older_slopes(settings.scaling)
         end = past + tokens
@@ -203,11 +201,7 @@ def _describe_whole(
 
 
 def _own_tokens(
-    ranks: Ranks,
-    layout: Layout,
-    mask: torch.Tensor | None,
-    shape: tuple[int, int],
-    device: Any,
+    ranks: Ranks, layout: Layout, mask: torch.Tensor | None, inputs: torch.Tensor
 ) -> tuple[OwnTokens, torch.Tensor]:
     """Return the pass of a part of a text on each rank, and the mask of the whole text.
 
@@ -215,10 +209,9 @@ def _own_tokens(
         ranks: the processes.
         layout: which tokens each rank holds.
         mask: this rank's attention_mask, (batch, tokens), or None.
-        shape: batch and number of this rank's tokens.
-        device: the device of the mask.
+        inputs: this rank's tokens, or their embeddings.
     """
-    batch, tokens = shape
+    (batch, tokens), device = inputs.shape[:2], inputs.device
     every = ranks.gather(torch.tensor([tokens, mask is not None]))
     lengths = [int(x[0]) for x in every]
     total = sum(lengths)
@@ -234,7 +227,7 @@ def _own_tokens(
             )
     whole = torch.ones((batch, total), dtype=torch.bool, device=device)
     if any(x[1] for x in every):
-        own = torch.ones(shape, dtype=torch.uint8, device=device)
+        own = torch.ones((batch, tokens), dtype=torch.uint8, device=device)
         if mask is not None:
             own = (mask != 0).to(device, torch.uint8)
         whole[:, torch.cat(columns)] = torch.cat(ranks.gather_rows(own, lengths), dim=1).bool()

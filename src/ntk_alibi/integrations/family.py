@@ -64,11 +64,11 @@ class Code:
 
     def check(self, family: str, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         """Check that a model and its layers are of this code."""
-        known = class_named(model, self.model)
+        known = class_named(self.model, model)
         check_forward(model, known, self.model)
         for name, parameters in self.methods.items():
             check_parameters(family, getattr(known, name), parameters)
-        known = class_named(layers[0], self.attention) if layers else None
+        known = class_named(self.attention, layers[0]) if layers else None
         for layer in layers:
             check_forward(layer, known, self.attention)
         if known is not None:
@@ -331,11 +331,7 @@ def of_transformers(
 ) -> Family:
     """Return a family of transformers' classes, of the fields of its `Code` and its others."""
     code = Code(model, attention, config, parameters, methods or {})
-    return Family(matches=partial(_is_of, model), code=code, **fields)
-
-
-def _is_of(name: str, module: nn.Module) -> bool:
-    return class_named(module, name) is not None
+    return Family(matches=partial(class_named, model), code=code, **fields)
 
 
 def _family_named(name: str) -> Family:

@@ -148,20 +148,13 @@ class ForwardPass:
         return cast(Made, self._made[place][0])
 
     def factors(self, like: Any) -> Any:
-        """Return factors of the queries' scores as `LogN.factors` does, or None."""
+        """Return factors of the scores of this rank's heads as `LogN.factors` does, or None."""
         log_n = self.settings.log_n
         if log_n is None:
             return None
-        return self.memo(None, _kind(like), log_n.factors, self.problem, like)
-
-    def own_factors(self, like: Any) -> Any:
-        """Return the factors of scores of this rank's heads, or None."""
-        if self.settings.log_n is None:
-            return None
-        factors = self.factors(like)
-        if factors is None or self.heads is None or factors.shape[1] == 1:
-            return factors
-        return factors[:, self.heads]
+        factors: Any = self.memo(None, _kind(like), log_n.factors, self.problem, like)
+        whole = factors is None or self.heads is None or factors.shape[1] == 1
+        return factors if whole else factors[:, self.heads]
 
     def parts(self, bias: BiasObject, like: Any) -> list[Part]:
         """Return the problem with a bias, in two parts if sinks are closer than their columns.
@@ -184,11 +177,11 @@ class ForwardPass:
                 f"sink must be 0 or at least {kernel.exempt} with a bias whose first tokens have "
                 f"no slope, got {problem.mask.sink} with {bias!r}"
             )
-        if log_n is not None and log_n.biased:
-            kernel = kernel.times(self.factors(like))
         if heads is not None:
             kernel = kernel.for_heads(heads)
             problem = problem.for_heads(heads.stop - heads.start)
+        if log_n is not None and log_n.biased:
+            kernel = kernel.times(self.factors(like))
         if like is None and kernel.core is None:
             kernel = kernel._replace(core=kernel.in_core(problem.shape))
         every = slice(0, problem.shape[2])

@@ -14,15 +14,15 @@ import torch
 
 from ntk_alibi.integrations.tokens import Tokens
 
-_numbers = itertools.count()
+_unused_keys = itertools.count()
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def number_of(attend: Any) -> int:
-    """Return a number by which the operator finds the attention of a layer."""
-    number = next(_numbers)
-    _layers[number] = attend
-    return number
+def register(attend: Any) -> int:
+    """Return the key by which the operator finds the attention of a layer."""
+    key = next(_unused_keys)
+    _layers[key] = attend
+    return key
 
 
 def fits(attend: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bool:
@@ -52,7 +52,7 @@ def layer_attention(
     layer: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """Return the output of a layer, of the number that `number_of` gave it."""
+    """Return the output of a layer, by the key that `register` gave it."""
     attend = _layers[layer]
     sizes = query.shape[0], query.shape[2], key.shape[2]
     made = attend.shared_pass(padding, sizes, query.device)

@@ -24,11 +24,7 @@ TOKENS = 24
 
 
 class _Reached(Exception):  # noqa: N818 - no error
-    """The first attention layer has returned."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__("the first attention layer has returned")
-        self.output = output
+    """The first attention layer has returned its argument."""
 
 
 def example(model: Any) -> dict[str, Any]:
@@ -110,7 +106,7 @@ def _output(
         with torch.no_grad():
             model(**given)
     except _Reached as reached:
-        output = reached.output
+        (output,) = reached.args
         while not isinstance(output, torch.Tensor):
             output = output[0]
         return output.detach().clone()
@@ -131,10 +127,9 @@ def _output(
 @contextlib.contextmanager
 def _replaced(replacements: list[tuple[nn.Module, str, Any]]) -> Iterator[None]:
     """Put replacements in force for a time."""
-    for owner, name, replacement in replacements:
-        override(owner, name, replacement)
+    values = [override(*replacement) for replacement in replacements]
     try:
         yield
     finally:
-        for owner, name, _ in replacements:
-            restore(owner, name)
+        for (owner, name, _), value in zip(replacements, values, strict=True):
+            restore(owner, name, value)

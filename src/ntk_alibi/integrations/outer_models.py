@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from ntk_alibi import _arrays
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.arguments import by_name, check_cache_in_use, positional_names
+from ntk_alibi.integrations.arguments import check_cache_in_use, positional_names
 from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
 from ntk_alibi.integrations.making import check_inputs, shown
 from ntk_alibi.integrations.settings import STACK, family_of, ranks_of
@@ -89,7 +89,7 @@ def _read(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Replace the mask of a model, the first arguments of which have these names, by its texts."""
-    given = by_name(names, args, kwargs) if args else kwargs
+    given = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
     rest, said, settings = args[len(names) :], describing(given), getattr(target, STACK)[-1]
     if settings is not None and settings.ranks is not None:
         from ntk_alibi.integrations import begin_shared_pass

@@ -9,32 +9,34 @@ from typing import Any
 
 from torch import nn
 
-#: The attribute of a module that keeps its replaced plain values.
-_KEPT = "_ntk_alibi_kept"
 
-
-def override(module: nn.Module, name: str, replacement: Any) -> None:
-    """Give this instance another method, bound to it, or another plain value.
+def override(module: nn.Module, name: str, replacement: Any) -> tuple[Any, ...]:
+    """Give this instance another method, bound to it, another plain value, or one more part.
 
     Methods are bound by a partial, which deep copies and pickles bind to the copy. A static method
     is the same object in all modules, which torch.compile then does not tell apart.
+
+    Returns:
+        The plain value that was replaced, or nothing.
     """
-    if isinstance(replacement, staticmethod):
+    if isinstance(replacement, nn.Module):
+        setattr(module, name, replacement)
+    elif isinstance(replacement, staticmethod):
         setattr(module, _slot(module, name), replacement.__func__)
     elif callable(replacement):
         setattr(module, _slot(module, name), partial(replacement, module))
     else:
-        setattr(module, _KEPT, {**getattr(module, _KEPT, {}), name: getattr(module, name)})
+        value = getattr(module, name)
         setattr(module, name, replacement)
+        return (value,)
+    return ()
 
 
-def restore(module: nn.Module, name: str) -> None:
-    """Undo `override`."""
-    slot, kept = _slot(module, name), getattr(module, _KEPT, {})
-    if name in kept:
-        setattr(module, name, kept.pop(name))
-        if not kept:
-            delattr(module, _KEPT)
+def restore(module: nn.Module, name: str, values: tuple[Any, ...]) -> None:
+    """Undo `override`, which returned these values."""
+    slot = _slot(module, name)
+    if values:
+        setattr(module, name, *values)
     elif slot == name:
         delattr(module, slot)
     else:

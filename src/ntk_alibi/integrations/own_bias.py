@@ -123,9 +123,7 @@ def register(target: nn.Module, bias: Any) -> None:
 
 
 def held_by(target: nn.Module, bias: Any) -> dict[Any, Any]:
-    """Return the biases by layers, with the modules that the model has now; none for None."""
-    if bias is None:
-        return {}
+    """Return the biases by layers, with the modules that the model has now."""
     own = by_layer(bias)
     for layer in modules_of(bias):
         held: Any = getattr(target, NAME)

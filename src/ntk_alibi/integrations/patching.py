@@ -30,7 +30,7 @@ from ntk_alibi.integrations.settings import (
 from ntk_alibi.integrations.tables import LayerTable
 from ntk_alibi.integrations.tokens import NAME
 from ntk_alibi.integrations.transformers_versions import (
-    models_around,
+    all_modules,
     models_that_hold,
 )
 
@@ -152,7 +152,8 @@ def apply(
                     plain = partial(_stack, family, target, (Settings(None),))
                     numeric_check.compare(family, target, plain)
                 alone = model is target and family.decoder and not stack
-                around = models_that_hold(target) if alone else models_around(model, target)
+                modules = all_modules() if alone else model.modules()
+                around = models_that_hold(target, modules)
                 _stack(family, target, (*stack, settings))
                 if family.decoder:
                     outer_models.keep(around, target)
@@ -212,39 +213,33 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
 
 def _install(family: Family, target: Any, settings: Settings, form: str) -> None:
     """Replace the methods of a stock model, and let transformers give it the tokens of a pass."""
-    replaced: list[tuple[nn.Module, str]] = []
+    replaced: list[tuple[nn.Module, str, Any]] = []
     released = family.release(target)
     if settings.traceable:
         from ntk_alibi.integrations import traceable
 
-        replacements = traceable.install(family, target, settings)
+        replacements = traceable.replacements(family, target, settings)
     else:
-        replacements = _replacements(family, target, form)
+        replacements = _replacements(family, target)
         if family.code is not None and target.config._attn_implementation != NAME:
             target.config = patched_config(target.config)
     replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
     setattr(target, _INSTALLED, (form, released, replaced))
-    try:
-        for owner, attribute, replacement in replacements:
-            override(owner, attribute, replacement)
-            replaced.append((owner, attribute))
-    except BaseException:
-        _take_back(family, target)
-        raise
+    for owner, attribute, replacement in replacements:
+        replaced.append((owner, attribute, override(owner, attribute, replacement)))
 
 
-def _replacements(family: Family, target: nn.Module, form: str) -> list[Replacement]:
+def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
     """Return what is replaced in a patched model, its layers' forward included."""
     rule, causal = family.rule(target), family.is_causal(target)
     tables = None if family.tables is None else family.tables(target)
     replacements = list(family.replacements(target))
     for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
-        passes, seen = MaskPasses(), set()
+        passes = MaskPasses()
         for i, layer in enumerate(layers):
             table = None
             if tables is not None and not crosses:
-                table = LayerTable(tables[i], id(tables[i]) not in seen)
-                seen.add(id(tables[i]))
+                table = LayerTable(tables[i], first=tables[i] not in tables[:i])
             ends, sees_back = i == len(layers) - 1, causal and not crosses
             attend = Attend(
                 target, family, layer, i, rule, sees_back, crosses, table, passes, ends=ends
@@ -265,14 +260,10 @@ def _take_back(family: Family, target: Any) -> None:
     """Undo `_install`."""
     _, released, replaced = getattr(target, _INSTALLED)
     delattr(target, _INSTALLED)
-    for owner, attribute in replaced:
-        restore(owner, attribute)
+    for replacement in replaced:
+        restore(*replacement)
     if family.code is not None:
         target.config = getattr(target.config, "own_config", target.config)
-    if family.decoder:
-        from ntk_alibi.integrations import traceable
-
-        traceable.remove(family, target)
     family.rebuild(target, released)
 
 

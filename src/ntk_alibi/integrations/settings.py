@@ -243,16 +243,6 @@ def current(target: Any) -> Settings:
 
 def of_config(config: Any) -> Settings:
     """Return the settings of a model's configuration, whose name an error has: alibi_window."""
-    try:
-        return _of_config(config)
-    except (TypeError, ValueError) as error:
-        if str(error).partition(" ")[0] not in CONFIGURED:
-            raise
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"alibi_{error}") from error
-
-
-def _of_config(config: Any) -> Settings:
     options = {
         name: value
         for name in CONFIGURED
@@ -264,10 +254,16 @@ def _of_config(config: Any) -> Settings:
             "alibi_scaling must be None, a method's name or a dict such as "
             f"{{'alibi_type': 'ntk', 'factor': 4.0}}, got {scaling!r}"
         )
-    refuse_traceable(options.get("attention"))
-    _checks.choice("attention", options.get("attention", "fused"), ("fused", "eager"))
-    scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_or_default(config))
-    return settings_of(scaling, log_n=log_n, **options)
+    try:
+        refuse_traceable(options.get("attention"))
+        _checks.choice("attention", options.get("attention", "fused"), ("fused", "eager"))
+        scaling, log_n = scaling_and_log_n(scaling, log_n, train_length_or_default(config))
+        return settings_of(scaling, log_n=log_n, **options)
+    except (TypeError, ValueError) as error:
+        if str(error).partition(" ")[0] not in CONFIGURED:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"alibi_{error}") from error
 
 
 def write_plainly(config: Any) -> None:

@@ -111,7 +111,7 @@ class SpreadKeys:
                 made.parts(bias, like)[0].bias,
                 made.memo(None, None, _problem_of_own_keys, made),
                 scale,
-                made.own_factors(like),
+                made.factors(like),
                 in_core=in_core,
                 skip_tolerance=spread.OWN_SHARE,
                 log=True,
@@ -142,7 +142,7 @@ class SpreadKeys:
         own = keys is None
         in_core = not _arrays.needs_torch(query, key, keys, None)
         if not own and weight_bounds.may_be_negligible and in_core:
-            factors = made.own_factors(query)
+            factors = made.factors(query)
             own = weight_bounds.is_negligible(query, key, factors, scale, self.cache.norms(layer))
         return self.ranks.gather_flags(own)
 

@@ -154,19 +154,10 @@ class TraceableAttend:
         return attend_densely(query, key, value, bias, factors, scale, dropout)
 
 
-def install(family: Any, model: Any, settings: Settings) -> list[tuple[nn.Module, str, Any]]:
-    """Give layers their biases, and return what is replaced in the model."""
-    replacements = list(family.replacements(model))
-    rule = family.rule(model)
+def replacements(family: Any, model: Any, settings: Settings) -> list[tuple[nn.Module, str, Any]]:
+    """Return what is replaced in a model, with the biases of its layers."""
+    replaced, rule = list(family.replacements(model)), family.rule(model)
     for layer in family.layers(model):
-        setattr(layer, _BIAS, LayerBias(rule, settings, layer))
-        attend = TraceableAttend(layer, model, family)
-        replacements.append((layer, "forward", partial(family.forward, attend)))
-    return replacements
-
-
-def remove(family: Any, model: Any) -> None:
-    """Take the biases of layers away, if they have any."""
-    for layer in family.layers(model):
-        if hasattr(layer, _BIAS):
-            delattr(layer, _BIAS)
+        forward = partial(family.forward, TraceableAttend(layer, model, family))
+        replaced += [(layer, _BIAS, LayerBias(rule, settings, layer)), (layer, "forward", forward)]
+    return replaced

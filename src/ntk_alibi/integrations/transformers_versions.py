@@ -41,7 +41,7 @@ def check_version() -> None:
         )
 
 
-def class_named(part: nn.Module, name: str) -> Any:
+def class_named(name: str, part: nn.Module) -> Any:
     """Return the class of transformers with a name that a module is of, or None."""
     for base in type(part).__mro__:
         if base.__name__ == name and base.__module__.startswith("transformers.models."):
@@ -67,29 +67,16 @@ def check_parameters(family: str, function: Any, names: Iterable[str]) -> None:
         )
 
 
-def models_around(model: nn.Module, target: nn.Module) -> list[nn.Module]:
-    """Return the models of transformers and PEFT between a model and one of its modules.
-
-    Both are included.
-    """
-    parts = dict(model.named_modules(remove_duplicate=False))
-    found: dict[int, nn.Module] = {}
-    for path in [path for path, part in parts.items() if part is target]:
-        steps = path.split(".") if path else []
-        for count in range(len(steps) + 1):
-            part = parts[".".join(steps[:count])]
-            found[id(part)] = part
-    return [part for part in found.values() if is_model(part)]
-
-
-def models_that_hold(target: nn.Module) -> list[nn.Module]:
-    """Return the models of transformers and PEFT in this process that hold a module, or are it.
-
-    A module does not know what holds it, so all objects are asked, in less than 0.1 s.
-    """
-    modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
-    models = [x for x in modules if "_modules" in vars(x) and is_model(x)]
+def models_that_hold(target: nn.Module, modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return those modules that are models of transformers or PEFT, and hold a module or are it."""
+    models = [x for x in modules if is_model(x)]
     return [x for x in models if any(part is target for part in x.modules())]
+
+
+def all_modules() -> list[nn.Module]:
+    """Return the modules of this process, in less than 0.1 s: no module knows what holds it."""
+    modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
+    return [x for x in modules if "_modules" in vars(x)]
 
 
 def is_model(module: nn.Module) -> bool:

@@ -35,7 +35,7 @@ def _replacements(model: Any) -> list[Replacement]:
     if form_of(model) == "eager":
         return [bias]
     found = (block.mlp.gelu_impl for block in model.h)
-    stock = [gelu for gelu in found if type(gelu) is class_named(gelu, "BloomGelu")]
+    stock = [gelu for gelu in found if type(gelu) is class_named("BloomGelu", gelu)]
     return [bias, *((gelu, "forward", staticmethod(_gelu)) for gelu in stock)]
 
 
@@ -99,8 +99,11 @@ def _stock(
 
     The bias is (batch * heads, 1 or queries, keys), as transformers adds it.
     """
-    made = attend.stock_pass(attention_mask, hidden_states, cache, weights)
-    if made is None:
+    batch, queries = hidden_states.shape[:2]
+    sizes = batch, queries, queries
+    made = attend.pass_of(attention_mask, sizes, hidden_states.device, cache, bool(weights))
+    settings = made.settings
+    if settings.attention != "eager" or settings.log_n is not None or made.cache is not None:
         return None
     bias, dtype = made.bias_of(attend.number), hidden_states.dtype
     given = made, bias, layer.num_heads, hidden_states

@@ -215,25 +215,26 @@ def _install(family: Family, target: Any, settings: Settings, form: str) -> None
     """Replace the methods of a stock model, and let transformers give it the tokens of a pass."""
     replaced: list[tuple[nn.Module, str, Any]] = []
     released = family.release(target)
-    if settings.traceable:
-        from ntk_alibi.integrations import traceable
-
-        replacements = traceable.replacements(family, target, settings)
-    else:
-        replacements = _replacements(family, target)
-        if family.code is not None and target.config._attn_implementation != NAME:
-            target.config = patched_config(target.config)
-    replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
+    replacements = _replacements(family, target, settings)
+    takes_tokens = family.code is not None and not settings.traceable
+    if takes_tokens and target.config._attn_implementation != NAME:
+        target.config = patched_config(target.config)
     setattr(target, _INSTALLED, (form, released, replaced))
     for owner, attribute, replacement in replacements:
         replaced.append((owner, attribute, override(owner, attribute, replacement)))
 
 
-def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
+def _replacements(family: Family, target: nn.Module, settings: Settings) -> list[Replacement]:
     """Return what is replaced in a patched model, its layers' forward included."""
+    attend_class = Attend
+    if settings.traceable:
+        from ntk_alibi.integrations.traceable import BIAS, LayerBias, TraceableAttend
+
+        attend_class = TraceableAttend
     rule, causal = family.rule(target), family.is_causal(target)
     tables = None if family.tables is None else family.tables(target)
     replacements = list(family.replacements(target))
+    replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
     for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
         passes = MaskPasses()
         for i, layer in enumerate(layers):
@@ -241,10 +242,12 @@ def _replacements(family: Family, target: nn.Module) -> list[Replacement]:
             if tables is not None and not crosses:
                 table = LayerTable(tables[i], first=tables[i] not in tables[:i])
             ends, sees_back = i == len(layers) - 1, causal and not crosses
-            attend = Attend(
+            attend = attend_class(
                 target, family, layer, i, rule, sees_back, crosses, table, passes, ends=ends
             )
             replacements.append((layer, "forward", partial(family.forward, attend)))
+            if settings.traceable:
+                replacements.append((layer, BIAS, LayerBias(rule, settings, layer)))
     return replacements
 
 

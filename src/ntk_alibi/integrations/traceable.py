@@ -7,8 +7,6 @@ tensors depend on values of tensors, no shape or branch does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,14 +14,14 @@ from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.dense import HIDES, attend_densely
-from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import KneeShape, at_layer, split_knee
 from ntk_alibi.torch.learned_bias import Float32Parameters
 
 #: The submodule of a patched attention layer.
-_BIAS = "ntk_alibi_bias"
+BIAS = "ntk_alibi_bias"
 
 
 class LayerBias(Float32Parameters):
@@ -85,27 +83,12 @@ class LayerBias(Float32Parameters):
         return bias * factors if self.log_n.biased else bias, factors
 
 
-@dataclass(frozen=True, eq=False)
-class TraceableAttend:
-    """The attention of one layer by a mask of queries and keys, in place of an `Attend`.
-
-    Attributes:
-        layer: the layer, which has its `LayerBias` as a submodule.
-        model: the patched model.
-        family: its family.
-    """
-
-    layer: Any
-    model: nn.Module
-    family: Any
+class TraceableAttend(Attend):
+    """The attention of one layer by a mask of queries and keys; the layer has its `LayerBias`."""
 
     def takes_stock(self, _: Any) -> bool:
         """Return that no layer goes on as without a patch."""
         return False
-
-    def check_heads(self) -> None:
-        """Check that the layer computes all heads."""
-        check_heads(self.layer, self.model, len(getattr(self.layer, _BIAS).slopes))
 
     def __call__(
         self,
@@ -115,7 +98,7 @@ class TraceableAttend:
         *,
         mask: Any = None,
         cache: Any = None,
-        scale: float,
+        scale: float | None = None,
         dropout: float = 0.0,
         weights: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +107,8 @@ class TraceableAttend:
         Its mask is transformers' mask of queries and keys, boolean or of values to add to scores.
         """
         del weights
-        layer, name = self.layer, type(self.layer).__name__
+        layer: Any = self.layer
+        name, scale = type(layer).__name__, query.shape[3] ** -0.5 if scale is None else scale
         if hasattr(cache, "expect"):
             raise ValueError(
                 f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
@@ -135,7 +119,7 @@ class TraceableAttend:
                 "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
                 f"divided {name}"
             )
-        layer_bias: LayerBias = getattr(layer, _BIAS)
+        layer_bias: LayerBias = getattr(layer, BIAS)
         self.check_heads()
         if getattr(mask, "ndim", None) != 4:
             raise RuntimeError(
@@ -152,12 +136,3 @@ class TraceableAttend:
         bias = bias if boolean else bias + mask
         bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
         return attend_densely(query, key, value, bias, factors, scale, dropout)
-
-
-def replacements(family: Any, model: Any, settings: Settings) -> list[tuple[nn.Module, str, Any]]:
-    """Return what is replaced in a model, with the biases of its layers."""
-    replaced, rule = list(family.replacements(model)), family.rule(model)
-    for layer in family.layers(model):
-        forward = partial(family.forward, TraceableAttend(layer, model, family))
-        replaced += [(layer, _BIAS, LayerBias(rule, settings, layer)), (layer, "forward", forward)]
-    return replaced

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import nn
 
 import ntk_alibi as na
 from ntk_alibi.integrations import Family, ModelSlopes, known, register
+from ntk_alibi.integrations.forward_pass import ForwardPass
 from toy_models import (
     HEADS,
     ToyModel,
@@ -118,6 +121,19 @@ def test_masks_of_several_forms_are_read_and_others_refused() -> None:
             with pytest.raises(ValueError, match=message):
                 by(wrong)
     torch.testing.assert_close(run(model, ids, mask), stock)
+
+
+def test_masks_and_their_passes_are_freed() -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    with na.patch(model, family=toy_family()), torch.no_grad():
+        run(model, ids, given := mask.clone())
+        gone = weakref.ref(given)
+        del given
+        gc.collect()
+        assert gone() is None
+        kept = [x for x in gc.get_objects() if type(x) is ForwardPass]
+        run(model, ids, mask)
+        assert len([x for x in gc.get_objects() if type(x) is ForwardPass]) == len(kept) + 1
 
 
 def test_a_mask_that_changed_in_place_is_read_again_and_so_is_a_patch() -> None:

@@ -25,18 +25,18 @@ from ntk_alibi.integrations.settings import form_of
 from ntk_alibi.integrations.tokens import NAME, Tokens
 
 
-class MaskPasses(WeakIdKeyDictionary):
-    """The passes that a model's layers share, where transformers did not pass `Tokens` to them.
+class MaskTokens(WeakIdKeyDictionary):
+    """The tokens that a model's layers share, where transformers did not pass `Tokens` to them.
 
     They are kept by the mask object, or by this object where there is no mask, each with what else
-    it was made of. Copies and pickles hold none.
+    its pass is made of. Copies and pickles hold none.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MaskPasses, ()
+        return MaskTokens, ()
 
-    def __deepcopy__(self, _: Any) -> MaskPasses:
-        return MaskPasses()
+    def __deepcopy__(self, _: Any) -> MaskTokens:
+        return MaskTokens()
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class Attend:
         causal: whether queries see no keys ahead of them.
         crosses: whether keys are of other states, and have no bias.
         table: a `LayerTable` of the model's own bias, or None for slopes.
-        passes: the passes of masks that transformers' mask function did not return.
+        tokens: the tokens of masks that transformers' mask function did not return.
         ends: whether this is the last layer of a pass.
         in_graphs: the key by which the operator of compiled graphs finds it.
     """
@@ -65,7 +65,7 @@ class Attend:
     causal: bool
     crosses: bool = False
     table: Any = None
-    passes: Any = field(default_factory=MaskPasses)
+    tokens: Any = field(default_factory=MaskTokens)
     ends: bool = False
     in_graphs: int = field(init=False)
 
@@ -237,42 +237,44 @@ class Attend:
         self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool
     ) -> ForwardPass:
         """Return the pass of a layer's tokens: the previous layer's pass, if they are the same."""
-        if isinstance(mask, Tokens):
-            if mask.made is None:
-                mask.made = make_pass(self, mask, sizes, device, cache, weights=weights)
-            return cast(ForwardPass, mask.made)
-        if self.family.code is not None and mask is None and not self.crosses:
-            raise RuntimeError(
-                f"transformers built the mask of {type(self.layer).__name__} without asking the "
-                f"patched model, whose config._attn_implementation must be {NAME!r}, got "
-                f"{cast(Any, self.model).config._attn_implementation!r}"
-            )
-        return self.shared_pass(mask, sizes, device, cache, weights)
+        tokens = mask
+        if not isinstance(mask, Tokens):
+            if self.family.code is not None and mask is None and not self.crosses:
+                raise RuntimeError(
+                    f"transformers built the mask of {type(self.layer).__name__} without asking "
+                    f"the patched model, whose config._attn_implementation must be {NAME!r}, got "
+                    f"{cast(Any, self.model).config._attn_implementation!r}"
+                )
+            tokens = self.tokens_of(mask, sizes, device, cache, weights)
+        if tokens.made is None:
+            tokens.made = make_pass(self, tokens, sizes, device, cache, weights=weights)
+            tokens.padding = None  # which keeps these tokens as long as it lives
+        return cast(ForwardPass, tokens.made)
 
-    def shared_pass(
+    def tokens_of(
         self,
         mask: Any,
         sizes: Sizes,
         device: torch.device,
         cache: Any = None,
         weights: bool = False,
-    ) -> ForwardPass:
-        """Return the pass of a mask that is not transformers' `Tokens`, which the layers share."""
+    ) -> Tokens:
+        """Return the tokens of a mask that is not transformers' `Tokens`, which layers share."""
         version = None if mask is None or mask.is_inference() else mask._version
         # Threads that share a model have caches of different lengths.
         past = 0 if cache is None else int(cache.get_seq_length(self.number))
-        made_of = version, sizes, past, device, weights
-        owner = self.passes if mask is None else mask
-        known = self.passes.get(owner)
-        if self.number > 0 and known is not None and known[0] == made_of:
-            made: ForwardPass = known[1]
-        else:  # the first layer begins a pass, and the others go on, also when they run again
-            made = make_pass(self, Tokens(mask), sizes, device, cache, weights=weights)
+        of = version, sizes, past, device, weights
+        owner = self.tokens if mask is None else mask
+        known = self.tokens.get(owner)
+        # The first layer begins a pass, and the others go on, also when they run again.
+        tokens = Tokens(mask)
+        if self.number > 0 and known is not None and known[0] == of:
+            tokens = known[1]
         if mask is None and self.ends and not torch.is_grad_enabled():
-            self.passes.pop(owner, None)  # what does not run again is not kept
+            self.tokens.pop(owner, None)  # what does not run again is not kept
         else:
-            self.passes[owner] = made_of, made
-        return made
+            self.tokens[owner] = of, tokens
+        return tokens
 
     def _checked(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

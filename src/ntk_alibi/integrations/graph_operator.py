@@ -55,8 +55,8 @@ def layer_attention(
     """Return the output of a layer, by the key that `register` gave it."""
     attend = _layers[layer]
     sizes = query.shape[0], query.shape[2], key.shape[2]
-    made = attend.shared_pass(padding, sizes, query.device)
-    output: torch.Tensor = attend(query, key, value, mask=Tokens(made=made), scale=scale)[0]
+    tokens = attend.tokens_of(padding, sizes, query.device)
+    output: torch.Tensor = attend(query, key, value, mask=tokens, scale=scale)[0]
     return output.contiguous()
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ntk_alibi.distributed import sharding
 from ntk_alibi.integrations import numeric_check, outer_models, own_bias
-from ntk_alibi.integrations.attend import Attend, MaskPasses
+from ntk_alibi.integrations.attend import Attend, MaskTokens
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
@@ -236,14 +236,14 @@ def _replacements(family: Family, target: nn.Module, settings: Settings) -> list
     replacements = list(family.replacements(target))
     replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
     for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
-        passes = MaskPasses()
+        tokens = MaskTokens()
         for i, layer in enumerate(layers):
             table = None
             if tables is not None and not crosses:
                 table = LayerTable(tables[i], first=tables[i] not in tables[:i])
             ends, sees_back = i == len(layers) - 1, causal and not crosses
             attend = attend_class(
-                target, family, layer, i, rule, sees_back, crosses, table, passes, ends=ends
+                target, family, layer, i, rule, sees_back, crosses, table, tokens, ends=ends
             )
             replacements.append((layer, "forward", partial(family.forward, attend)))
             if settings.traceable:

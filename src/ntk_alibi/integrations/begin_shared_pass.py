@@ -17,7 +17,7 @@ from ntk_alibi.integrations.arguments import CACHE, cache_of, check_cache_in_use
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
 from ntk_alibi.integrations.making import check_inputs, real_keys, warn_of_older_slopes
-from ntk_alibi.integrations.settings import Settings, current, family_of, ranks_of
+from ntk_alibi.integrations.settings import PATCHED, Settings, current, ranks_of
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
 from ntk_alibi.integrations.texts import texts_of_rows
 from ntk_alibi.integrations.tokens import Tokens, padding_in
@@ -74,7 +74,7 @@ def _one_text_a_row(model: nn.Module, given: Mapping[str, Any], said: list[str])
 
 def _begin(model: Any, given: dict[str, Any], said: list[str]) -> dict[str, Any]:
     """Begin a pass: replace the mask by its tokens, and a prompt by this rank's part of it."""
-    family, settings = family_of(model), current(model)
+    family, settings = getattr(model, PATCHED).family, current(model)
     ranks, rule, inputs = cast(Ranks, settings.ranks), family.rule(model), inputs_of(given)
     cache, keep = cache_of(given), getattr(given.get("attention_mask"), "keep", None)
     keep = 1 if keep is None else keep

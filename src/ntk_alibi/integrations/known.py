@@ -6,7 +6,7 @@ from torch import nn
 
 from ntk_alibi.integrations.families import baichuan, bert, bloom, falcon, mpnet, mpt, t5
 from ntk_alibi.integrations.family import BY_NAME, Family, check_family
-from ntk_alibi.integrations.settings import FAMILY
+from ntk_alibi.integrations.settings import PATCHED
 
 #: Families of transformers' classes, by the names of the models that hold their layers.
 OF_TRANSFORMERS = {
@@ -84,8 +84,8 @@ def found(model: nn.Module, given: Family | None = None) -> tuple[Family | None,
 def _family_in(model: nn.Module) -> Family | None:
     """Return the family of a patch inside a module, or the first one that a part is of, or None."""
     for part in model.modules():
-        if FAMILY in vars(part):
-            patched: Family = vars(part)[FAMILY]
+        if PATCHED in vars(part):
+            patched: Family = vars(part)[PATCHED].family
             return patched
     for family in reversed(_registered):
         if family.find(model):

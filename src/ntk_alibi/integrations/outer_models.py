@@ -20,7 +20,7 @@ from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.arguments import check_cache_in_use, positional_names
 from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
 from ntk_alibi.integrations.making import check_inputs, shown
-from ntk_alibi.integrations.settings import STACK, family_of, ranks_of
+from ntk_alibi.integrations.settings import PATCHED, ranks_of
 from ntk_alibi.integrations.shared_loss import LossOfParts
 from ntk_alibi.integrations.texts import describing, texts_of_rows
 from ntk_alibi.integrations.tokens import Tokens
@@ -90,7 +90,7 @@ def _read(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Replace the mask of a model, the first arguments of which have these names, by its texts."""
     given = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
-    rest, said, settings = args[len(names) :], describing(given), getattr(target, STACK)[-1]
+    rest, said, settings = args[len(names) :], describing(given), getattr(target, PATCHED).stack[-1]
     if settings is not None and settings.ranks is not None:
         from ntk_alibi.integrations import begin_shared_pass
 
@@ -126,7 +126,7 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
     mask = given.get("attention_mask")
     if mask is None:
         return None if traceable else Tokens()
-    if mask.ndim != 4 or not family_of(target).masks_hidden:
+    if mask.ndim != 4 or not getattr(target, PATCHED).family.masks_hidden:
         return mask
     if mask.dtype != torch.bool and not _arrays.has_values(mask):
         return mask

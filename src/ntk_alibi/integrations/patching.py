@@ -16,8 +16,8 @@ from ntk_alibi.integrations.attend import Attend, MaskTokens
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
-    FAMILY,
-    STACK,
+    PATCHED,
+    Patched,
     Settings,
     form_of,
     of_config,
@@ -33,9 +33,6 @@ from ntk_alibi.integrations.transformers_versions import (
     all_modules,
     models_that_hold,
 )
-
-#: The attribute of a patched model that keeps what `_take_back` undoes.
-_INSTALLED = "_ntk_alibi_installed"
 
 _lock = threading.RLock()
 
@@ -88,7 +85,7 @@ class PatchHandle:
                 if kept:
                     _stack(self._family, target, kept)
                 else:
-                    _uninstall(self._family, target)
+                    _uninstall(target)
             self._targets = []
 
     def __enter__(self) -> PatchHandle:
@@ -166,7 +163,7 @@ def apply(
                 if stack:
                     _stack(family, target, stack)
                 elif stack_of(target):
-                    _uninstall(family, target)
+                    _uninstall(target)
             raise
     return PatchHandle(family, targets, settings)
 
@@ -199,29 +196,27 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
     settings = stack[-1] or Settings(None)
     if settings.bias is not None or own_bias.NAME in dict(target.named_children()):
         own_bias.register(target, settings.bias)
-    setattr(target, STACK, stack)
-    setattr(target, FAMILY, family)
+    patched: Patched = vars(target).setdefault(PATCHED, Patched(family))
+    patched.family, patched.stack = family, stack
     form = form_of(target)
-    installed = getattr(target, _INSTALLED, None)
-    if installed is not None and (installed[0] != form or settings.traceable):
-        _take_back(family, target)
-        installed = None
-    if installed is None:
-        _install(family, target, settings, form)
+    if patched.form and (patched.form != form or settings.traceable):
+        _take_back(target, patched)
+    if not patched.form:
+        _install(target, patched, settings, form)
     outer_models.choose_loss(target, settings.ranks)
 
 
-def _install(family: Family, target: Any, settings: Settings, form: str) -> None:
+def _install(target: Any, patched: Patched, settings: Settings, form: str) -> None:
     """Replace the methods of a stock model, and let transformers give it the tokens of a pass."""
-    replaced: list[tuple[nn.Module, str, Any]] = []
-    released = family.release(target)
+    family = patched.family
+    patched.released = family.release(target)
     replacements = _replacements(family, target, settings)
     takes_tokens = family.code is not None and not settings.traceable
     if takes_tokens and target.config._attn_implementation != NAME:
         target.config = patched_config(target.config)
-    setattr(target, _INSTALLED, (form, released, replaced))
+    patched.form = form
     for owner, attribute, replacement in replacements:
-        replaced.append((owner, attribute, override(owner, attribute, replacement)))
+        patched.replaced.append((owner, attribute, override(owner, attribute, replacement)))
 
 
 def _replacements(family: Family, target: nn.Module, settings: Settings) -> list[Replacement]:
@@ -259,21 +254,19 @@ def _refuse_replicas(_: nn.Module) -> NoReturn:
     )
 
 
-def _take_back(family: Family, target: Any) -> None:
+def _take_back(target: Any, patched: Patched) -> None:
     """Undo `_install`."""
-    _, released, replaced = getattr(target, _INSTALLED)
-    delattr(target, _INSTALLED)
-    for replacement in replaced:
+    for replacement in patched.replaced:
         restore(*replacement)
-    if family.code is not None:
+    patched.form, patched.replaced = "", []
+    if patched.family.code is not None:
         target.config = getattr(target.config, "own_config", target.config)
-    family.rebuild(target, released)
+    patched.family.rebuild(target, patched.released)
 
 
-def _uninstall(family: Family, target: nn.Module) -> None:
+def _uninstall(target: nn.Module) -> None:
     outer_models.give_back(target)
-    delattr(target, STACK)
-    delattr(target, FAMILY)
+    patched = vars(target).pop(PATCHED)
     own_bias.register(target, None)
-    if hasattr(target, _INSTALLED):
-        _take_back(family, target)
+    if patched.form:
+        _take_back(target, patched)

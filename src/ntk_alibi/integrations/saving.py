@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ntk_alibi.integrations.settings import CONFIGURED, family_of, stack_of
+from ntk_alibi.integrations.settings import CONFIGURED, PATCHED, stack_of
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def _config_of_patches(model: Any) -> Iterator[None]:
         stack = stack_of(target)
         if not stack or stack[-1] is None:
             continue
-        family = family_of(target)
+        family = getattr(target, PATCHED).family
         config_class = family.config_class()
         if config_class is None:
             warnings.warn(

@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from torch import nn
@@ -21,12 +21,8 @@ from ntk_alibi.methods import parse_method, train_length_or_default
 from ntk_alibi.positions.log_n import LogN, as_log_n
 from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, scaling_per, trained_at
 
-#: The attribute that holds a patched model's settings, innermost last, None for the settings of
-#: its configuration. A deep copy of the model has separate settings.
-STACK = "_ntk_alibi_settings"
-
-#: The attribute that holds the family of a patched model.
-FAMILY = "_ntk_alibi_family"
+#: The attribute of a patched model that holds what it keeps, a `Patched`.
+PATCHED = "_ntk_alibi_patched"
 
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "eager", "traceable")
@@ -107,6 +103,25 @@ class Settings:
         return {name: value for name, value in entries.items() if value}
 
 
+@dataclass(eq=False)
+class Patched:
+    """What a patched model keeps; a deep copy of the model has one of its own.
+
+    Attributes:
+        family: the family of the model.
+        stack: the settings of its patches, innermost last, None for settings of its configuration.
+        form: the form of attention of its layers, "" while they are stock ones.
+        released: what `release` of the family returned.
+        replaced: arguments of `overriding.restore`.
+    """
+
+    family: Any
+    stack: tuple[Settings | None, ...] = ()
+    form: str = ""
+    released: Any = None
+    replaced: list[tuple[nn.Module, str, tuple[Any, ...]]] = field(default_factory=list)
+
+
 def check_layers(scaling: Any, count: int) -> None:
     """Check that a scaling applies to layers that a model has."""
     layers = getattr(scaling, "layers", None) or ()
@@ -118,24 +133,19 @@ def check_layers(scaling: Any, count: int) -> None:
 
 def stack_of(target: Any) -> tuple[Settings | None, ...]:
     """Return the settings of a model's patches, innermost last."""
-    stack: tuple[Settings | None, ...] = getattr(target, STACK, ())
-    return stack
-
-
-def family_of(target: nn.Module) -> Any:
-    """Return the family of a patched model, None without patches."""
-    return getattr(target, FAMILY, None)
+    patched: Patched | None = getattr(target, PATCHED, None)
+    return () if patched is None else patched.stack
 
 
 def ranks_of(target: Any) -> Ranks | None:
     """Return the ranks that share the texts of a patched model, or None."""
-    settings: Settings | None = getattr(target, STACK)[-1]
+    settings = stack_of(target)[-1]
     return None if settings is None else settings.ranks
 
 
 def form_of(target: Any) -> str:
     """Return the form of attention in force."""
-    settings: Settings | None = getattr(target, STACK)[-1]
+    settings: Settings | None = getattr(target, PATCHED).stack[-1]
     if settings is None:
         return getattr(target.config, "alibi_attention", None) or "fused"
     return settings.attention

@@ -72,7 +72,7 @@ def test_compare(tiny_checkpoint: Path, tmp_path: Path) -> None:
     for row in rows:
         assert row["low"] <= row["value"] <= row["high"]
         assert row["command"].startswith("ntk-alibi lm-eval --model ntk_alibi --model_args")
-    assert not hasattr(lm.model.transformer, "_ntk_alibi_settings")
+    assert not hasattr(lm.model.transformer, "_ntk_alibi_patched")
 
 
 def test_published_figures_have_a_column() -> None:

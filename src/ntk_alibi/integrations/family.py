@@ -1,4 +1,4 @@
-"""A model family: what a patch must know of the models that it fits."""
+"""A model family: what a patch needs to know about the models that it serves."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
 
 
 def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
-    """Let these settings be in force, the last one foremost."""
+    """Store the settings of nested patches, of which the last is in force."""
     settings = stack[-1] or Settings(None)
     if settings.bias is not None or own_bias.NAME in dict(target.named_children()):
         own_bias.register(target, settings.bias)

@@ -1,6 +1,6 @@
 """Biases of learned tables, read through the module that holds a table.
 
-Frameworks load and gather parameters in hooks of their modules, so nothing reads a table past them.
+Frameworks load and gather parameters in hooks of modules, so a table is read by calling its module.
 """
 
 from __future__ import annotations

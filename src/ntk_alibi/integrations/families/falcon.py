@@ -70,7 +70,7 @@ def _split(attention: Any, hidden_states: torch.Tensor) -> Any:
 
 
 def _tensor_parallel(config: Any) -> dict[str, str]:
-    """Divide Falcon's heads, or groups of heads; one head of keys for all is not divided."""
+    """Return how ranks divide heads, or groups of heads; a single head of keys is not divided."""
     one = config.multi_query and not config.new_decoder_architecture
     return {
         "transformer.h.*.self_attention.query_key_value": WHOLE if one else "colwise",

@@ -329,7 +329,7 @@ def of_transformers(
     methods: Mapping[str, tuple[str, ...]] | None = None,
     **fields: Any,
 ) -> Family:
-    """Return a family of transformers' classes, of the fields of its `Code` and its others."""
+    """Return a family of transformers' classes: the fields of its `Code`, and its other fields."""
     code = Code(model, attention, config, parameters, methods or {})
     return Family(matches=partial(class_named, model), code=code, **fields)
 

@@ -26,7 +26,7 @@ def register(attend: Any) -> int:
 
 
 def fits(attend: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bool:
-    """Return whether torch.compile traces a call of a layer that the operator can do."""
+    """Return whether torch.compile traces a call of a layer that the operator can compute."""
     if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
         return False
     if torch.is_grad_enabled() or cache is not None or dropout or weights:

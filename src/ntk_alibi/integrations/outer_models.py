@@ -1,4 +1,4 @@
-"""The models around the one whose layers attend, and that one itself: a hook reads their calls.
+"""A hook on the patched model and the models around it, which reads the arguments of their calls.
 
 BLOOM and MPT drop arguments that describe packed segments before their inner model could read them,
 and a mask function cannot change the tokens of a prompt that ranks cut into parts. The hook passes
@@ -35,7 +35,7 @@ _LOSS = "_loss_function"
 
 
 def keep(models: Iterable[nn.Module], target: nn.Module) -> None:
-    """Let the models of transformers and PEFT from outside down to a target read their calls.
+    """Register the hook on models of transformers and PEFT, from the outermost down to the target.
 
     Modules of other libraries pass on what they choose to.
     """
@@ -52,13 +52,15 @@ def keep(models: Iterable[nn.Module], target: nn.Module) -> None:
 
 @functools.cache
 def _keep_later_ones() -> None:
-    """Let models that get a patched model as a part read their calls, too."""
+    """Register the hook on models that get a patched model as a part later, too."""
     register_module_module_registration_hook(_keep_owner)
 
 
 def _keep_owner(owner: nn.Module, _: str, part: nn.Module | None) -> None:
-    for target in () if part is None else part.modules():
-        if _KEPT in vars(target) and is_model(owner):
+    if part is None or not is_model(owner):
+        return
+    for target in part.modules():
+        if _KEPT in vars(target):
             keep([owner], target)
 
 
@@ -88,7 +90,7 @@ def _read(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Replace the mask of a model, the first arguments of which have these names, by its texts."""
+    """Replace the attention_mask of a call by what the other arguments say of packed segments."""
     given = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
     rest, said, settings = args[len(names) :], describing(given), getattr(target, PATCHED).stack[-1]
     if settings is not None and settings.ranks is not None:

@@ -1,4 +1,4 @@
-"""The choices of a patch: its own, or of a model's configuration, and where a model keeps them."""
+"""The settings of a patch, its own or of the configuration, and where a model keeps them."""
 
 from __future__ import annotations
 
@@ -286,10 +286,9 @@ def write_plainly(config: Any) -> None:
 
 
 def patched_config(own: Any) -> Any:
-    """Return a configuration that has all attributes in common with another, but for the name.
+    """Return a configuration that shares all attributes of another but the name of its attention.
 
-    By the name of its attention transformers chooses the mask function of a pass. Other models may
-    share the object.
+    transformers chooses the mask function of a pass by that name; other models may use the other.
     """
     kind: Any = type(own)
     view: Any = object.__new__(_class_like(kind))

@@ -78,7 +78,7 @@ class WindowLayer(GrowingLayer):
             return everything
         sinks = self._sinks(everything, past, held)
         if new > 1 or _arrays.is_recorded(*everything):
-            # The following attention still reads all: these are others, in no buffer.
+            # The attention that follows still reads the buffer: what is kept is copied.
             window = self._shared.window
             self.keys, self.values = (
                 torch.cat([sink, x[:, :, -window:]], dim=2)

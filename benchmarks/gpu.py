@@ -1,7 +1,4 @@
-"""Attention with slopes on a CUDA device: time and memory of the kernels, forward and backward.
-
-No figure of this benchmark is published: no GPU was at hand when it was written.
-"""
+"""Attention with slopes on a CUDA device: time and memory of the kernels, forward and backward."""
 
 from __future__ import annotations
 
@@ -97,11 +94,17 @@ def _candidates(bias: Any) -> dict[str, Attend]:
         dense = _dense(bias, query, key)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=dense)
 
+    def sdpa_without_bias(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+
     return {
         "na.attention": lambda query, key, value: na.attention(query, key, value, bias),
         "flash-attn": kernel(FlashAttention()),
         "FlexAttention": kernel(FlexAttention()),
         "torch's SDPA with a dense bias": sdpa,
+        "torch's SDPA without a bias": sdpa_without_bias,
     }
 
 

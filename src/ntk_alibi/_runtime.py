@@ -8,7 +8,7 @@ from typing import Any
 from ntk_alibi import _checks, _core, _installed
 
 #: The state of GPU support, in `info` and docs/gpu.md, until `make gpu-test` has run on a GPU.
-GPU = "experimental: never run on a GPU"
+GPU = "experimental: run on one H100, with torch 2.11"
 
 OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "pandas")
 

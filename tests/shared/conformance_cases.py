@@ -139,7 +139,7 @@ def tabled(begin: int) -> Any:
 def of_distance(x: Any) -> na.DistanceFunction:
     def function(d: Any) -> Any:
         curve = np.hypot(d, 3.0)
-        return -x[:, None] * (torch.from_numpy(curve) if torch.is_tensor(x) else curve)
+        return -x[:, None] * (torch.from_numpy(curve).to(x.device) if torch.is_tensor(x) else curve)
 
     return na.DistanceFunction(function, HEADS)
 

@@ -1,4 +1,4 @@
-"""Kernels on a GPU against float64 on the CPU. No test here has run yet: there was no GPU."""
+"""Kernels on a GPU against float64 on the CPU; docs/gpu.md has what ran where."""
 
 from __future__ import annotations
 

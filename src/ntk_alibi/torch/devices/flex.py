@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -41,9 +40,6 @@ LEAST_CAPABILITY = (7, 0)
 #: How often one variant may be compiled: for batches of one row and of several, dtypes, and so on.
 RECOMPILE_LIMIT = 64
 
-#: Whether this torch counts the compilations of each variant for itself.
-_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-
 
 class FlexAttention:
     """FlexAttention with the functions of score_mods.py. It skips no visible key."""
@@ -56,7 +52,6 @@ class FlexAttention:
         reasons = {
             f"FlexAttention has no kernels for {device}": device not in DEVICES,
             f"FlexAttention has no kernels for {dtype}": dtype == torch.float64,
-            "this torch is older than 2.13, with which FlexAttention was tested": not _ISOLATES,
             "FlexAttention has no dropout": call.dropout is not None,
             "there are no queries or no keys": 0 in call.problem.shape,
             "no distance is visible": table is not None and table.shape[1] == 0,
@@ -109,8 +104,15 @@ def _has_triton() -> bool:
 def _compiled(variant: Variant, device: str) -> Callable[..., Any]:
     # The code that torch 2.13 generates for the CPU confuses the names of variable lengths.
     dynamic = device != "cpu"
-    options: dict[str, Any] = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-    return torch.compile(make_function(variant), dynamic=dynamic, fullgraph=True, **options)
+    function: Any = make_function(variant)
+    # torch counts how often a code object is compiled, and variants share theirs.
+    function.__code__ = function.__code__.replace()
+    compiled = torch.compile(function, dynamic=dynamic, fullgraph=True)
+    limited = torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)(compiled)
+    # Equal lengths would share a symbol, with which torch 2.11 cannot compile the masks of blocks.
+    shapes: Any = torch.fx.experimental._config
+    attend: Callable[..., Any] = shapes.patch(use_duck_shape=False)(limited)
+    return attend
 
 
 def _needs_gradients(call: AttentionCall) -> bool:
@@ -131,6 +133,9 @@ def make_function(variant: Variant) -> Callable[..., Any]:
         # The kernel that divides keys has no configuration for several queries where many heads
         # share a key.
         options: Any = {"BACKEND": "AUTO" if variant.divided else "TRITON"}
+        if variant.bias == "table" and query.dtype != torch.float32 and not variant.divided:
+            # Tiles of 128 by 128 gathered entries exceed an H100's shared memory.
+            options |= {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64}
         result: Any = flex_attention(
             query,
             key,

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
+from ntk_alibi._torch_state import Way
 from ntk_alibi.evaluation.report.markdown import table
 from ntk_alibi.fused.call import all_options, checked_call
 from ntk_alibi.methods import method_name
@@ -80,7 +81,7 @@ def _candidates(bias: Any) -> dict[str, Attend]:
     def kernel(kernel: DeviceKernel) -> Attend:
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
             query, key, value = tensors
-            call = checked_call(query, key, value, bias, all_options({}), torch=True)
+            call = checked_call(query, key, value, bias, all_options({}), Way.DEVICE)
             reason = kernel.find_obstacle(call, log=False)
             if reason is not None:
                 raise NotImplementedError(reason)

@@ -34,7 +34,7 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "notebooks" not in page.
 RUN_ELSEWHERE = {"distributed", "vllm", "run-elsewhere"}
 
 #: Packages that `make test-all` lacks: test_quantised.py runs the blocks that name them.
-OPTIONAL = ("bitsandbytes", "torchao")
+OPTIONAL = ("bitsandbytes", "torchao", "trl")
 EXAMPLES = [
     page
     for page in (ROOT / "README.md", *PAGES)

@@ -78,8 +78,8 @@ def powers(draw: Draw, heads: int, least: float, most: float) -> Floats:
 
 
 def kerple_power(d: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor) -> torch.Tensor:
-    """Return -r1 |d|^r2."""
-    return -r1 * d.abs() ** r2
+    """Return -r1 |d|^r2, written so that second derivatives at 0 are no NaN."""
+    return -r1 * (d != 0) * torch.where(d == 0, 1.0, d.abs()) ** r2
 
 
 def _draw_kerple_power(draw: Draw, heads: int, learned: bool) -> tuple[Values, Values]:

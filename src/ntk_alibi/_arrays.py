@@ -1,4 +1,4 @@
-"""One set of functions for NumPy arrays and torch tensors, and questions about torch's state.
+"""One set of functions for NumPy arrays and torch tensors.
 
 This module never imports torch: a tensor or a torch dtype can only arrive after the caller has
 imported it. No module of the NumPy layer imports torch when it is loaded.
@@ -65,24 +65,6 @@ def is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def is_tracing() -> bool:
-    """Return whether torch is tracing: tensors have no values, or other values at later calls."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    if torch.compiler.is_compiling():
-        return True
-    if not torch._C._len_torch_dispatch_stack():
-        return False
-    modes = torch._C._TorchDispatchModeKey  # FAKE: FakeTensorMode, PROXY: make_fx
-    return any(torch._C._get_dispatch_mode(mode) for mode in (modes.FAKE, modes.PROXY))
-
-
-def is_recorded(*values: Any) -> bool:
-    """Return whether torch records operations on any of the values."""
-    return any_requires_grad(*values) and bool(sys.modules["torch"].is_grad_enabled())
-
-
 def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
     """Convert tensors of one device to the dtype of its autocast, if that is on."""
     torch = sys.modules["torch"]
@@ -99,52 +81,6 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
         return nullcontext()
     context: AbstractContextManager[Any] = torch.autocast(device, enabled=False)
     return context
-
-
-def has_tangent(*values: Any) -> bool:
-    """Return whether any value is a tensor with a tangent of forward-mode differentiation."""
-    torch = sys.modules.get("torch")
-    if torch is None or torch.autograd.forward_ad._current_level < 0:
-        return False
-    unpack = torch.autograd.forward_ad.unpack_dual
-    tensors = (value for value in values if isinstance(value, torch.Tensor))
-    return any(unpack(tensor).tangent is not None for tensor in tensors)
-
-
-def is_wrapper(value: Any) -> bool:
-    """Return whether a value is a tensor whose class overrides torch's operations, as DTensor does.
-
-    The memory of such a tensor does not hold its values. While torch is tracing no memory is read.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or is_tracing() or not isinstance(value, torch.Tensor):
-        return False
-    plain: Any = torch.Tensor
-    return type(value).__torch_dispatch__ is not plain.__torch_dispatch__
-
-
-def needs_torch(query: Any, key: Any, value: Any, bias: Any) -> bool:
-    """Return whether attention on these inputs has to go through torch's operator.
-
-    Tensors do while torch traces, records gradients, autocasts or maps, and if they are float64 or
-    on a device other than the CPU, which the core does not take. NumPy arrays never do.
-    """
-    if not is_tensor(query):
-        return False
-    torch = sys.modules["torch"]
-    if (
-        is_tracing()
-        or not query.is_cpu
-        or query.dtype is torch.float64
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.is_autocast_enabled("cpu")
-    ):
-        return True
-    if not torch.is_grad_enabled():
-        return False
-    parameters = getattr(bias, "parameters", None)  # a property if bias is a class, refused later
-    bias_tensors = parameters if isinstance(parameters, tuple) else (bias,)
-    return any_requires_grad(query, key, value, *bias_tensors)
 
 
 def any_requires_grad(*values: Any) -> bool:
@@ -170,25 +106,12 @@ def find_storages(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] 
         return None
     if kind is np.ndarray:
         return query, key, value
-    if torch.autograd.forward_ad._current_level >= 0:  # there may be tangents
-        return None
     try:
         if dtype is torch.bfloat16:
             return storage(query), storage(key), storage(value)
         return query.numpy(), key.numpy(), value.numpy()
     except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
         return None
-
-
-def has_values(*arrays: Any) -> bool:
-    """Return whether all arrays have values; traced and mapped tensors do not."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return True
-    if is_tracing():
-        return all(x is None for x in arrays)
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not any(is_tensor(x) and (x.is_meta or wrapped(x)) for x in arrays)
 
 
 def is_in_main_memory(example: Any) -> bool:
@@ -286,13 +209,25 @@ def to_numpy(value: Any) -> NDArray[Any]:
     """Convert any array, tensor or sequence to a NumPy array; bfloat16 tensors become float32."""
     if not is_tensor(value):
         return np.asarray(value)
+    torch = sys.modules["torch"]
+    if torch._C._functorch.get_dynamic_layer_stack_depth():
+        with torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack():
+            return to_numpy(without_wrappers(value))
     tensor = value.detach().cpu()
     if dtype_name(tensor.dtype) == "bfloat16":
         tensor = tensor.float()
-    parameter = sys.modules["torch"].nn.Parameter
+    parameter = torch.nn.Parameter
     if isinstance(value, parameter) or isinstance(value._base, parameter):
         tensor = tensor.clone()  # FSDP could not free memory that NumPy has seen
     return tensor.numpy()  # type: ignore[no-any-return]
+
+
+def without_wrappers(tensor: Any) -> Any:
+    """Return a tensor without the wrappers of torch.func's derivatives, which hide its memory."""
+    functorch = sys.modules["torch"]._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor) and not functorch.is_batchedtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def to_framework_of(array: NDArray[Any], example: Any) -> Array:

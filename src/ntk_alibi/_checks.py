@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _torch_state
 from ntk_alibi._arrays import DTypeLike
 
 #: Lengths and positions are 32-bit in the kernels.
@@ -33,11 +33,11 @@ FLOAT32_MIN, FLOAT32_MAX = (float(x) for x in (np.finfo(np.float32).tiny, np.fin
 def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -> int:
     """Return an argument as an int in [minimum, maximum]."""
     if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {briefly(value)}")
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        raise TypeError(f"{name} must be an integer, got {briefly(value)}") from None
     if not minimum <= number <= maximum:
         raise ValueError(f"{name} must be between {minimum} and {maximum}, got {number}")
     return number
@@ -47,14 +47,14 @@ def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool
     """Return an argument as a finite float >= minimum (> minimum unless inclusive)."""
     wrong_kind = isinstance(value, bool | np.bool_ | str | np.ma.MaskedArray)
     if wrong_kind or getattr(value, "requires_grad", False):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {briefly(value)}")
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
+        raise TypeError(f"{name} must be a number, got {briefly(value)}") from None
     if not math.isfinite(number) or number < minimum or (number == minimum and not inclusive):
         limit = "" if minimum == -math.inf else f" {'>=' if inclusive else '>'} {minimum:g}"
-        raise ValueError(f"{name} must be a finite number{limit}, got {value!r}")
+        raise ValueError(f"{name} must be a finite number{limit}, got {briefly(value)}")
     return number
 
 
@@ -64,7 +64,7 @@ def scale(value: Any, head_dim: int) -> float:
     if number != 0.0 and not FLOAT32_MIN <= abs(number) <= FLOAT32_MAX:
         raise ValueError(
             f"scale must be 0 or within float32's range ({FLOAT32_MIN:g} to {FLOAT32_MAX:g}), "
-            f"got {value!r}"
+            f"got {briefly(value)}"
         )
     return number
 
@@ -89,14 +89,14 @@ def share(name: str, value: Any, *, all_allowed: bool = False) -> float:
     number = finite(name, value, minimum=0.0, inclusive=False)
     if number > 1.0 or (number == 1.0 and not all_allowed):
         expected = "above 0 and at most 1" if all_allowed else "between 0 and 1"
-        raise ValueError(f"{name} must be {expected}, got {value!r}")
+        raise ValueError(f"{name} must be {expected}, got {briefly(value)}")
     return number
 
 
 def boolean(name: str, value: Any) -> bool:
     """Return an argument that must be True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {briefly(value)}")
     return bool(value)
 
 
@@ -111,20 +111,22 @@ def at_most_one(**given: Any) -> None:
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         other = given[names[1]]
-        raise ValueError(f"{names[1]} must be None when {names[0]} is given, got {other!r}")
+        raise ValueError(f"{names[1]} must be None when {names[0]} is given, got {briefly(other)}")
 
 
 def choice(name: str, value: Any, choices: Collection[str]) -> str:
     """Return an argument that must be one of choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {briefly(value)}"
+        )
     return value
 
 
 def check_equal(name: str, value: Any, expected: Any, where: str) -> None:
     """Check that an argument has the only value that is allowed `where`, such as "with group"."""
     if value != expected:
-        raise ValueError(f"{name} must be {expected!r} {where}, got {value!r}")
+        raise ValueError(f"{name} must be {expected!r} {where}, got {briefly(value)}")
 
 
 def missing(name: str, when: str) -> NoReturn:
@@ -137,7 +139,7 @@ def keys(
 ) -> None:
     """Check that an argument is a mapping with all required keys and no unknown ones."""
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"{name} must be a mapping, got {mapping!r}")
+        raise TypeError(f"{name} must be a mapping, got {briefly(mapping)}")
     missing = [key for key in required if key not in mapping]
     unknown = [key for key in mapping if key not in {*required, *optional}]
     if missing or unknown:
@@ -158,7 +160,7 @@ def heads(value: Any, count: int) -> list[int]:
     if value is None:
         return list(range(count))
     if not isinstance(value, Collection) or isinstance(value, str) or not len(value):
-        raise TypeError(f"heads must be None or heads counted from 1, got {value!r}")
+        raise TypeError(f"heads must be None or heads counted from 1, got {briefly(value)}")
     return [integer("heads", head, minimum=1, maximum=count) - 1 for head in value]
 
 
@@ -246,7 +248,9 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = 
     try:
         name = "None" if value is None else _arrays.dtype_name(value)
     except TypeError:
-        raise TypeError(f"{argument} must be a NumPy or torch dtype, got {value!r}") from None
+        raise TypeError(
+            f"{argument} must be a NumPy or torch dtype, got {briefly(value)}"
+        ) from None
     if name not in allowed:
         raise TypeError(f"{argument} must be one of {', '.join(allowed)}, got {name}")
     if not getattr(value, "isnative", True):
@@ -258,39 +262,28 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = 
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Refuse NumPy's masked arrays, whose mask would be lost, and tensors such as DTensors."""
+    """Refuse arrays and tensors whose memory does not hold their values.
+
+    These are NumPy's masked arrays, tensors whose class overrides torch's operations, such as
+    DTensors, and what stands for a tensor in torch.fx.
+    """
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must not be a masked array, whose mask would be lost: pass {name}.filled(...)"
         )
-    if _arrays.is_wrapper(value):
+    if _torch_state.is_proxy(value):
+        _torch_state.refuse_tracer(name)
+    if not _arrays.is_tensor(value):
+        return
+    torch = _arrays.namespace(value)
+    wraps = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if wraps and not _torch_state.is_tracing():  # which reads no memory
         raise TypeError(
             f"{name} must be a plain tensor, got a {type(value).__name__}: of a DTensor pass "
             f"{name}.full_tensor(), and use a FakeTensor inside of its FakeTensorMode"
         )
-    if _arrays.is_tensor(value) and value.layout is not _arrays.namespace(value).strided:
+    if value.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
-
-
-def no_tangents(**values: Any) -> None:
-    """Refuse tensors with tangents, except float64 tensors, which torch's operations take."""
-    if not _arrays.has_tangent(*values.values()):  # one check for most calls
-        return
-    for name, value in values.items():
-        if _arrays.has_tangent(value) and str(value.dtype) != "torch.float64":
-            raise ValueError(
-                f"{name} must be float64 to carry a tangent of forward-mode differentiation, "
-                f"got {value.dtype}"
-            )
-
-
-def no_tangent(name: str, value: Any) -> None:
-    """Refuse a tensor with a tangent where the tangent would be lost."""
-    if _arrays.has_tangent(value):
-        raise ValueError(
-            f"{name} must not carry a tangent of forward-mode differentiation here: only attention "
-            "on float64 tensors propagates it"
-        )
 
 
 def check_no_context_parallel() -> None:
@@ -334,19 +327,18 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
 
 
 def constant(name: str, value: Any) -> NDArray[Any]:
-    """Convert an argument to NumPy; refuse a tensor that torch records, traces or maps."""
+    """Convert an argument to NumPy; refuse a tensor that torch records, transforms or traces."""
     check_plain(name, value)
     check_has_values(name, value)
-    no_tangent(name, value)
-    if _arrays.is_tensor(value) and not _arrays.has_values(value):
+    if _arrays.is_tensor(value) and not _torch_state.has_values(value):
         raise ValueError(
             f"{name} must not be a tensor where torch traces or maps: its values are read once, "
             "and would be wrong at later calls"
         )
-    if _arrays.is_recorded(value):
+    if _torch_state.is_differentiated(value):
         raise ValueError(
-            f"{name} must not require grad here, where the result is a constant: pass "
-            f"{name}.detach()"
+            f"{name} must not require grad here, or carry a tangent, since the result is a "
+            f"constant: pass {name}.detach()"
         )
     return _arrays.to_numpy(value)
 
@@ -354,7 +346,7 @@ def constant(name: str, value: Any) -> NDArray[Any]:
 def check_has_values(name: str, value: Any) -> None:
     """Refuse a tensor on the device "meta", which has no values."""
     if getattr(value, "is_meta", False):
-        raise TypeError(f"{name} must be a tensor with values, got {value!r}")
+        raise TypeError(f"{name} must be a tensor with values, got {briefly(value)}")
 
 
 def tokenizer(value: Any) -> None:
@@ -365,10 +357,18 @@ def tokenizer(value: Any) -> None:
         raise TypeError(f"tokenizer must be the model's tokenizer, got {briefly(value)}")
 
 
+#: The longest repr that a message contains.
+LONGEST_REPR = 120
+
+
 def briefly(value: Any) -> str:
-    """Describe a wrong argument by its repr, or by its type if the repr is long."""
+    """Describe a wrong argument by its repr, or by its type and shape if the repr is long."""
+    shape = getattr(value, "shape", ())
+    if _arrays.is_array(value) and shape:
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
     text = repr(value)
-    return text if len(text) <= 40 and "\n" not in text else type(value).__name__
+    short = len(text) <= LONGEST_REPR and "\n" not in text
+    return text if short else f"a {type(value).__name__}"
 
 
 #: The least similarity of names that are taken for each other; equal names have 1.

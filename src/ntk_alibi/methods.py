@@ -116,7 +116,8 @@ def as_method(value: Any, train_length: int) -> Method:
     scaling = scaling_from_config(value) if isinstance(value, Mapping) else value
     if not callable(getattr(scaling, "scale_exponents", None)) or isinstance(scaling, type):
         raise TypeError(
-            f"a method must be a name such as 'ntk:4', a scaling, its dict or None, got {value!r}"
+            "a method must be a name such as 'ntk:4', a scaling, its dict or None, "
+            f"got {_checks.briefly(value)}"
         )
     return Method(method_name(scaling), trained_at(scaling, train_length))
 

@@ -176,7 +176,7 @@ BY_ATTENTION: dict[str, Callable[[Attention], Any]] = {
     "on rank 1: value must have key's shape": lambda here: here.attend(
         inputs=[*here.part[:2], here.part[2][..., 1:] if here.second else here.part[2]]
     ),
-    "on rank 0: bias must have query's 4 heads, got ALiBi(num_heads=8": lambda here: here.attend(
+    "on rank 0: bias must have query's 4 heads, got ALiBi with 8": lambda here: here.attend(
         na.ALiBi(8)
     ),
     "on rank 1: dropout must be 0": lambda here: here.attend(**here.of_second(dropout=0.1)),

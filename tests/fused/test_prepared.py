@@ -10,6 +10,7 @@ import torch
 
 import ntk_alibi as na
 from attention_checks import inputs
+from ntk_alibi._torch_state import Way
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.prepared import attend_prepared
@@ -27,15 +28,14 @@ def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any) -> None:
     given: list[Any] = inputs(2, 4, 2, 5, 70, 16)
     if kind != "array":
         given = [torch.from_numpy(x).requires_grad_(kind == "grad") for x in given]
-    query, in_core = given[0], kind != "grad"
+    query = given[0]
+    way, like = (Way.OPERATOR, query) if kind == "grad" else (Way.CORE, None)
     problem = Problem.checked(SHAPE, Mask(window=40), padding, None, None)
-    bias = to_kernel_bias(BIAS, problem, None if in_core else query)
+    bias = to_kernel_bias(BIAS, problem, like)
     log_n = na.LogN(32)
-    factors = log_n.factors(problem, None if in_core else query)
+    factors = log_n.factors(problem, like)
     dropout = checked_dropout(0.3, 7, query, 70)
-    found = attend_prepared(
-        *given, bias, problem, 0.2, factors, in_core=in_core, dropout=dropout, log=True
-    )
+    found = attend_prepared(*given, bias, problem, 0.2, factors, way=way, dropout=dropout, log=True)
     options: dict[str, Any] = {"window": 40, "key_padding_mask": padding, "scale": 0.2}
     options |= {"dropout": 0.3, "seed": 7}
     expected = na.attention(*given, BIAS, **options, log_n=log_n, return_logsumexp=True)
@@ -51,9 +51,9 @@ def test_a_prepared_call_takes_norms_and_quantized_rows() -> None:
     query, key, value = inputs(2, 4, 2, 5, 70, 16)
     norms, problem = na.KeyNorms().update(key), Problem(SHAPE)
     bias = to_kernel_bias(BIAS, problem)
-    output, log = attend_prepared(query, key, value, bias, problem, 0.25, in_core=True, norms=norms)
+    output, log = attend_prepared(query, key, value, bias, problem, 0.25, way=Way.CORE, norms=norms)
     assert log is None
     assert (output == na.attention(query, key, value, BIAS, key_norms=norms)).all()
     rows = [na.QuantizedRows.of(x) for x in (key, value)]
-    output, _ = attend_prepared(query, *rows, bias, problem, 0.25, in_core=True)
+    output, _ = attend_prepared(query, *rows, bias, problem, 0.25, way=Way.CORE)
     assert (output == na.attention(query, *rows, BIAS)).all()

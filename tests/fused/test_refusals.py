@@ -132,7 +132,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "parameter of the bias must be a tensor w",
     ),
     # results over other keys
-    (lambda: like(initial=[ARRAY, LOG]), TypeError, r"initial must be a pair \(.*\), got \["),
+    (lambda: like(initial=[ARRAY, LOG]), TypeError, r"initial must be a pair \(.*\), got a list"),
     (lambda: like(initial=ARRAY), TypeError, "initial must be a pair"),
     (lambda: like(initial=(TENSOR, LOG)), TypeError, "output of initial must be of query's framew"),
     (lambda: like(initial=(ARRAY, None)), TypeError, "logsumexp of initial must be of query's fra"),

@@ -163,7 +163,7 @@ def test_traced_otherwise(shallow: dict, ids: torch.Tensor, name: str) -> None:
         pytest.raises(ValueError, match=read),
     ):
         make_fx(logits)(ids)
-    message = "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace"
+    message = "attention must be 'traceable' where .* traces a patched model"
     with torch.no_grad(), na.patch(shallow[name], na.NTK(4.0)):
         with pytest.raises(ValueError, match=message):
             make_fx(logits)(ids)
@@ -171,6 +171,34 @@ def test_traced_otherwise(shallow: dict, ids: torch.Tensor, name: str) -> None:
             logits(torch.zeros((1, 7), dtype=torch.long))
         with pytest.raises(ValueError, match=message):
             torch.export.export(shallow[name], (ids,), {"use_cache": False})
+
+
+@families
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_torch_jit_traces_the_traceable_form_alone(shallow: dict, name: str) -> None:
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = shallow[name]
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.model(ids, attention_mask=mask, use_cache=False).logits
+            return logits
+
+    first, second = torch.randint(3, 60, (2, 2, 9))
+    mask = torch.ones_like(first)
+    padded = torch.arange(9) >= torch.tensor([[4], [0]])
+    for form in ("fused", "eager"):
+        with torch.no_grad(), na.patch(shallow[name], na.NTK(4.0), attention=form):
+            with pytest.raises(ValueError, match=r"must be 'traceable' where torch.jit.trace"):
+                torch.jit.trace(Logits(), (first, mask))
+            with pytest.raises(ValueError, match=r"model must not go through .*torch.jit.script"):
+                torch.jit.script(Logits())
+    with torch.no_grad(), na.patch(shallow[name], na.NTK(4.0), attention="traceable"):
+        traced = torch.jit.trace(Logits(), (first, mask))
+        expected = Logits()(second, padded.long())
+    torch.testing.assert_close(traced(second, padded.long())[padded], expected[padded], **LOGITS)
 
 
 @families

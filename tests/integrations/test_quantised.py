@@ -78,7 +78,9 @@ def test_quantisation_changes_a_patched_model_as_the_page_says(way: str, tmp_pat
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_page_runs_with_both_libraries(tmp_path: Path) -> None:
-    python = make_environment(tmp_path / "venv", "torchao>=0.18,<1", "bitsandbytes>=0.50,<1")
+    python = make_environment(
+        tmp_path / "venv", "torchao>=0.18,<1", "bitsandbytes>=0.50,<1", "trl>=1.16,<2"
+    )
     here = Path(__file__).relative_to(ROOT)
     page = "tests/test_docs.py::test_the_examples_to_copy_run_and_print_what_they_say[fine-tune]"
     escapes = ("-W", "ignore:invalid escape sequence")  # in sources of torchao

@@ -97,7 +97,7 @@ class Way:
             for name, x in self.options.items()
         }
 
-    @property
+    @cached_property
     def place(self) -> Place:
         """The positions of queries and keys."""
         keys = self.options.get("key_positions", np.arange(KEYS))
@@ -132,7 +132,7 @@ class Way:
         """The options of dropout, none without it."""
         return {name: self.options[name] for name in ("dropout", "seed") if name in self.options}
 
-    @property
+    @cached_property
     def seen(self) -> NDArray[np.bool_]:
         """The mask of visible pairs, (1 or batch, 1, queries, keys)."""
         names = ("causal", "window", "causal_block", "sink")

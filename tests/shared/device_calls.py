@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ntk_alibi._torch_state import Way
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.torch.devices.flex import BLOCK, visible_blocks
 from ntk_alibi.torch.devices.score_mods import capture_tensors, choose_variant, mask_mod, score_mod
@@ -13,7 +14,7 @@ from ntk_alibi.torch.devices.score_mods import capture_tensors, choose_variant, 
 
 def device_call(query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:
     """Return the checked call of the arguments of `na.attention`."""
-    return checked_call(query, key, value, bias, all_options(options), torch=True)
+    return checked_call(query, key, value, bias, all_options(options), Way.DEVICE)
 
 
 def by_pairs(call: AttentionCall, *, padded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

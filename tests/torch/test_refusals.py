@@ -53,7 +53,7 @@ def test_bad_arguments_get_a_sentence(
 BAD_INPUTS: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda q, k, v: (q[0], k, v), ValueError, r"q must have shape \(batch, length, 48\), got \("),
     (lambda q, k, v: (q, k[..., 1:], v), ValueError, r"k must have shape .* got \(2, 33, 47\)"),
-    (lambda q, k, v: (q, k, v.numpy()), TypeError, "v must be a torch tensor, got array"),
+    (lambda q, k, v: (q, k, v.numpy()), TypeError, "v must be a torch tensor, got a ndarray of"),
     (lambda q, k, v: (q, k[:1], v), ValueError, "k must have q's batch 2, got 1"),
     (
         lambda q, k, v: (q, k, q),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import ntk_alibi as na
 
@@ -47,15 +50,6 @@ def test_fake_tensors_have_shapes_only(bias: Any) -> None:
     assert (output.shape, logsumexp.shape) == (query.shape, query.shape[:3])
     with pytest.raises(TypeError, match=r"query must be a plain .*, got a FakeTensor: .*inside"):
         na.attention(query, key, value, bias)
-
-
-def test_modes_that_do_not_trace_change_nothing() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    bias = na.ALiBi(4, na.DynamicNTK(2.0, 16))
-    expected = na.attention(*three(0), bias)
-    with FlopCounterMode(display=False):
-        assert torch.equal(na.attention(*three(0), bias), expected)
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -118,3 +112,71 @@ def test_classes_without_their_own_operations_are_plain() -> None:
     named = [y.as_subclass(Named) for y in x]
     assert torch.equal(na.attention(*named), na.attention(*x))
     assert torch.equal(na.attention(*map(torch.nn.Parameter, x)), na.attention(*x))
+
+
+TRACERS: dict[str, Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], Any]] = {
+    "torch.jit.trace": torch.jit.trace,
+    "torch.fx": lambda module, _: torch.fx.symbolic_trace(module),
+    "the older export to ONNX": lambda module, given: torch.onnx.export(
+        module, given, io.BytesIO(), dynamo=False
+    ),
+}
+
+
+class OfItself(na.AlibiAttention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x[0], x[0], x[0])
+
+
+class Calling(torch.nn.Module):
+    """A module of a function of one tensor."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: na.attention(x, x, x, na.ALiBi(4)),
+        lambda x: na.attention(x.double(), x.double(), x.double()),
+        lambda x: na.merge([x, x], [x[..., 0], x[..., 0]]),
+        OfItself(4, 32),
+    ],
+    ids=["attention", "in float64", "merge", "AlibiAttention"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the tracers themselves
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_tracers_that_keep_constants_are_refused(function: Any, tracer: str) -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match=r"must not go through torch.jit.trace"):
+        TRACERS[tracer](Calling(function), (torch.zeros(2, 4, 9, 32),))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripts_are_refused() -> None:
+    layer = na.AlibiAttention(4, 32)
+    for module in (layer, torch.nn.Sequential(layer)):
+        with pytest.raises(ValueError, match=r"model must not go through .* torch.jit.script"):
+            torch.jit.script(module)
+
+
+@pytest.mark.parametrize("key_heads", [4, 1])
+def test_flops_are_those_of_all_pairs(key_heads: int) -> None:
+    """As torch counts its own attention: two products of all pairs, and five backward."""
+    query = torch.randn(2, 4, 9, 8, requires_grad=True)
+    key = torch.randn(2, key_heads, 21, 8)
+    pairs = 2 * 4 * 9 * 21 * 8
+    with FlopCounterMode(display=False) as counter:
+        output = na.attention(query, key, key, na.ALiBi(4))
+    assert counter.get_total_flops() == 4 * pairs
+    with FlopCounterMode(display=False) as counter:
+        output.sum().backward()
+    assert counter.get_total_flops() == 10 * pairs
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        assert torch.equal(na.attention(query, key, key, na.ALiBi(4)), output)
+    assert counter.get_total_flops() == 4 * pairs

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.parameters import parameter
@@ -86,7 +87,8 @@ class ALiBi(BiasObject):
         if self.sides == "two_slopes":
             if not isinstance(slopes, tuple) or len(slopes) != 2:
                 raise ValueError(
-                    f"slopes must be a pair (left, right) for sides='two_slopes', got {slopes!r}"
+                    "slopes must be a pair (left, right) for sides='two_slopes', "
+                    f"got {_checks.briefly(slopes)}"
                 )
         elif isinstance(slopes, tuple):
             raise ValueError(
@@ -132,7 +134,7 @@ class ALiBi(BiasObject):
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
         if self.slopes is not None:
             slopes = self._given_slopes(like)
-        elif like is not None and _arrays.is_tracing():
+        elif like is not None and is_tracing():
             from ntk_alibi.biases.traced_slopes import traced_slopes
 
             slopes = traced_slopes(like, self.num_heads, self.scaling, self.sides)

@@ -162,7 +162,10 @@ def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
             check_fits(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
         kernel = make(problem, like)
         if not isinstance(kernel, KernelBias):
-            raise TypeError(f"kernel_bias must return a KernelBias, got {kernel!r} from {bias!r}")
+            raise TypeError(
+                "kernel_bias must return a KernelBias, got "
+                f"{_checks.briefly(kernel)} from {_checks.briefly(bias)}"
+            )
         if kernel.core is not None and like is None:
             return kernel
     else:
@@ -174,18 +177,22 @@ def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
 def check_fits(bias: Any, heads: int, *, causal: bool | None = None) -> None:
     """Check that a bias object has query's heads and, unless None, sides that suit causal."""
     if bias.num_heads != heads:
-        raise ValueError(f"bias must have query's {heads} heads, got {bias!r}")
+        got = f"{type(bias).__name__} with {bias.num_heads}"
+        raise ValueError(f"bias must have query's {heads} heads, got {got}")
     if causal is False and bias.sides == "causal":
-        raise ValueError(f"causal must be True for a bias of causal sides, got {bias!r}")
+        raise ValueError(
+            f"causal must be True for a bias of causal sides, got {_checks.briefly(bias)}"
+        )
 
 
 def check_dense(bias: Any) -> None:
     """Check that a bias without `kernel_bias` is a floating array or tensor."""
     if not _arrays.is_array(bias):
         is_scaling = hasattr(bias, "scale_exponents") and not isinstance(bias, type)
-        advice = f": pass ALiBi(num_heads, {bias!r})" if is_scaling else ""
+        advice = f": pass ALiBi(num_heads, {_checks.briefly(bias)})" if is_scaling else ""
         raise TypeError(
-            f"bias must be None, a bias object, an array or a tensor, got {bias!r}{advice}"
+            "bias must be None, a bias object, an array or a tensor, "
+            f"got {_checks.briefly(bias)}{advice}"
         )
     _checks.check_plain("bias", bias)
     check_floating("bias", bias.dtype)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, check_covered
 from ntk_alibi.biases.parameters import check_no_nan, checked_array, parameter
@@ -74,7 +75,7 @@ class DistanceBias(BiasObject):
             )
         tensors = any(map(_arrays.is_tensor, self.parameters))
         precise = _arrays.is_tensor(like) and (
-            _arrays.is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
+            is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
         )
         if like is None or not (tensors or precise):
             return KernelBias(table=self._constant_table(first, last), table_begin=first)
@@ -187,7 +188,7 @@ class DistanceFunction(DistanceBias):
 
     def __init__(self, function: Callable[[NDArray[np.float64]], Any], num_heads: int) -> None:
         if not callable(function):
-            raise TypeError(f"function must be callable, got {function!r}")
+            raise TypeError(f"function must be callable, got {_checks.briefly(function)}")
         self.define(function=function, num_heads=_checks.num_heads(num_heads), sides="symmetric")
         self._evaluate(0, 1)
 

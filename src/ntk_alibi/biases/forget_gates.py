@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays
+from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.parameters import checked_array, parameter
@@ -52,7 +53,7 @@ class ForgetGates(BiasObject):
         gates = checked_array("log_gates", self.log_gates, ("batch", "heads", "keys"))
         if gates.shape[1] == 0:
             raise ValueError(f"log_gates must have shape (batch, heads, keys), got {gates.shape}")
-        if _arrays.has_values(gates):
+        if has_values(gates):
             values = _arrays.to_numpy(gates)
             if (values > 0.0).any():  # padding may have any other value
                 raise ValueError(
@@ -84,7 +85,7 @@ class ForgetGates(BiasObject):
         if problem.key_padding_mask is not None:
             real = _arrays.boolean(problem.key_padding_mask, like)
             gates = xp.where(real[:, None, :], gates, 0.0)
-        if _arrays.has_values(gates):
+        if has_values(gates):
             _check_sums(_arrays.to_numpy(gates))
         return KernelBias(sums=xp.cumsum(gates, -1))
 

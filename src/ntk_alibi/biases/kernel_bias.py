@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_no_nan, parameter, to_tensor
 from ntk_alibi.masks import Problem, Segment
 
@@ -181,7 +182,7 @@ class KernelBias(NamedTuple):
         shape = tuple(self.sums.shape)
         if shape not in ((1, heads, keys), (batch, heads, keys)):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
-        if problem.segment_ids is None or not _arrays.has_values(*problem.segment_ids):
+        if problem.segment_ids is None or not has_values(*problem.segment_ids):
             return
         for segment in problem.segments():
             queries, keys = (columns.stop - columns.start for columns in segment[1:])

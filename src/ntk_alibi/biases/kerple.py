@@ -46,7 +46,9 @@ class KerplePower(DistanceBias):
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
         r1, r2 = parameters
-        return -r1 * xp.abs(distance) ** r2
+        # Distance 0 has the power 0, but its second derivative by torch would be NaN.
+        away = distance != 0
+        return -r1 * xp.where(away, xp.abs(xp.where(away, distance, 1.0)) ** r2, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._torch_state import has_values, is_tracing
 
 #: NumPy's kinds of dtypes that are not real: complex, strings, dates and time spans.
 NOT_REAL = "cSUmM"
@@ -43,7 +44,7 @@ def per_head(
         raise ValueError(f"{name} must have shape (heads,), got {tuple(array.shape)}")
     if heads is not None and array.shape[0] != heads:
         raise ValueError(f"{name} must have {heads} heads, got {array.shape[0]}")
-    if _arrays.has_values(array):
+    if has_values(array):
         values = _arrays.to_numpy(array)
         wrong = values[~(np.isfinite(values) & (values > above) & (values <= at_most))]
         if wrong.size:
@@ -64,7 +65,7 @@ def _as_real_array(name: str, value: Any) -> Any:
             raise TypeError
         array = np.array(value, np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must hold real values, got {value!r}") from None
+        raise TypeError(f"{name} must hold real values, got {_checks.briefly(value)}") from None
     array.flags.writeable = False
     return array
 
@@ -77,7 +78,7 @@ def check_floating(name: str, dtype: Any) -> None:
 
 def check_no_nan(name: str, array: Any) -> None:
     """Check that an array contains no NaN and no +infinity."""
-    if _arrays.has_values(array):
+    if has_values(array):
         values = _arrays.to_numpy(array)
         wrong = values[np.isnan(values) | np.isposinf(values)]
         if wrong.size:
@@ -112,8 +113,8 @@ def to_tensor(name: str, x: Any, like: Any, dtype: str | None) -> Any:
     Raises:
         ValueError: a finite value in main memory is beyond float32's range.
     """
-    if not like.is_meta and not _arrays.is_tracing():
+    if not like.is_meta and not is_tracing():
         _checks.check_has_values(name, x)
-    if dtype == "float32" and _arrays.is_in_main_memory(x) and _arrays.has_values(x):
+    if dtype == "float32" and _arrays.is_in_main_memory(x) and has_values(x):
         _checks.as_float32(name, _arrays.to_numpy(x))
     return _arrays.as_tensor(x, like, dtype)

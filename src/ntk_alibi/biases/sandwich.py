@@ -116,7 +116,7 @@ class Sandwich(DistanceBias):
             )
         factor = _checks.scale(scale, query.shape[3])
         if factor == 0.0:
-            raise ValueError(f"scale must not be 0, got {scale!r}")
+            raise ValueError(f"scale must not be 0, got {_checks.briefly(scale)}")
         (batch, _, queries, _), keys = query.shape, key.shape[2]
         q = masks.checked_positions("query_positions", query_positions, batch, queries)
         k = masks.checked_positions("key_positions", key_positions, batch, keys)

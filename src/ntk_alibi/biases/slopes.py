@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_floating
 from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, split_knee
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS
@@ -69,7 +70,7 @@ def check_slopes(name: str, value: Any, heads: int) -> None:
     got = shape[0] if len(shape) == 1 else shape[1]
     if got != heads:
         raise ValueError(f"{name} must have {heads} heads, got {got} (shape {shape})")
-    if _arrays.has_values(value):
+    if has_values(value):
         values = _arrays.to_numpy(value)
         if np.isnan(values).any():
             raise ValueError(f"{name} must not hold NaN")
@@ -83,12 +84,14 @@ def checked_lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.i
     if array.size == 0:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"lengths must be integers, got {value!r}")
+        raise TypeError(f"lengths must be integers, got {_checks.briefly(value)}")
     if array.ndim not in ndim:
         shapes = " or ".join({1: "(batch,)", 2: "(batch, queries)"}[n] for n in ndim)
         raise ValueError(f"lengths must have shape {shapes}, got {array.shape}")
     if array.size and not (array.min() >= 0 and array.max() <= _checks.MAX_LENGTH):
-        raise ValueError(f"lengths must be between 0 and {_checks.MAX_LENGTH}, got {value!r}")
+        raise ValueError(
+            f"lengths must be between 0 and {_checks.MAX_LENGTH}, got {_checks.briefly(value)}"
+        )
     return array.astype(np.int64)
 
 

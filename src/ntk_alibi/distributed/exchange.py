@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import distributed
+from torch.autograd.function import once_differentiable
 
 from ntk_alibi.distributed.ranks import Ranks
 
@@ -118,6 +119,7 @@ class _Send(torch.autograd.Function):
         return tokens.new_empty(0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, ticket: torch.Tensor) -> Any:
         plan: Plan = ctx.plan
         home = plan.end(f"{ctx.name} back")
@@ -144,6 +146,7 @@ class _Receive(torch.autograd.Function):
         return plan.end(name)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         plan: Plan = ctx.plan
         plan.begin(f"{ctx.name} back", gradient.contiguous(), plan.incoming, plan.outgoing)
@@ -164,6 +167,7 @@ class _KeepInGraph(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         assert len(ctx.saved_tensors) == 1  # reading it makes checkpointing repeat the forward pass
         zeros = [torch.zeros(s, dtype=t, device=d) for s, t, d in ctx.shapes]
@@ -179,6 +183,7 @@ class _SumGradient(torch.autograd.Function):
         return parameter.view_as(parameter)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         parts = ctx.ranks.gather(gradient.double())
         return None, torch.stack(parts).sum(0).to(gradient.dtype)
@@ -194,6 +199,7 @@ class _SumBefore(torch.autograd.Function):
         return torch.stack([torch.zeros_like(value), *parts]).sum(0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         parts = ctx.ranks.gather(gradient)[ctx.ranks.rank + 1 :]
         return None, torch.stack([torch.zeros_like(gradient), *parts]).sum(0)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._torch_state import Way, is_recorded, is_transformed, way_of
 from ntk_alibi.biases.base import check_fits
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import Plan, keep_in_graph, receive_blocks, send_blocks
@@ -45,8 +46,15 @@ class RankCall:
 
     def check(self, tensors: tuple[Any, Any, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Check this rank's arguments, and return what all ranks must have in common."""
+        if is_transformed(maps=True):
+            raise ValueError(
+                "group must be None under transforms of torch.func and in forward mode, got a "
+                "group: ranks exchange values and first gradients of autograd"
+            )
+        way = way_of(*tensors, bias=self._bias)
+        way = Way.OPERATOR if way is Way.CORE else way  # the blocks of other ranks are in a graph
         alone = {**options, "log_n": None, "align": AT_END, **dict.fromkeys(TOKEN_OPTIONS)}
-        self.own = own = checked_call(*tensors, None, alone, torch=True)
+        self.own = own = checked_call(*tensors, None, alone, way)
         batch, heads, queries, keys = own.problem.shape
         if min(queries, keys) < 1:
             raise ValueError(
@@ -70,7 +78,8 @@ class RankCall:
             check_fits(bias, heads)
         if per_token and at_keys is not None:
             raise ValueError(
-                f"key_positions must be None with a bias of tokens in order, got them with {bias!r}"
+                "key_positions must be None with a bias of tokens in order, "
+                f"got them with {_checks.briefly(bias)}"
             )
         self._log_n = as_log_n(options["log_n"])
         return {
@@ -86,11 +95,9 @@ class RankCall:
             "rotary": repr(options["rotary"]),
             "log_n": repr(self._log_n),
             "whether there are positions": at_keys is not None,
-            "whether gradients of query are recorded": _arrays.is_recorded(own.query),
-            "whether gradients of key or value are recorded": _arrays.is_recorded(
-                own.key, own.value
-            ),
-            "whether gradients of bias are recorded": _arrays.is_recorded(*self._parameters),
+            "whether gradients of query are recorded": is_recorded(own.query),
+            "whether gradients of key or value are recorded": is_recorded(own.key, own.value),
+            "whether gradients of bias are recorded": is_recorded(*self._parameters),
             "own keys": keys,
             "own padding": self._padding is not None,
             "own rows of positions": 1 if at_keys is None else len(at_keys),
@@ -121,7 +128,7 @@ class RankCall:
             sums = kernel.sums.unflatten(1, (key_heads, -1)).flatten(0, 1)
             arriving["sums"] = send_blocks(plan, "sums", sums.transpose(1, 2).contiguous())
         arrived, output, logsumexp = ranks.run_together(lambda: self._attend(plan, arriving))
-        if _arrays.is_recorded(query, key, value, *self._parameters):
+        if is_recorded(query, key, value, *self._parameters):
             output, logsumexp = (keep_in_graph(x, *arrived.values()) for x in (output, logsumexp))
         return output, logsumexp
 

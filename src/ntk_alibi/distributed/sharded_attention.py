@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
 from ntk_alibi._arrays import Array
+from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.distributed.rank_call import RankCall
 from ntk_alibi.distributed.ranks import Ranks
@@ -92,7 +93,7 @@ def attention(
 
     Example: see docs/distributed.md.
     """
-    if _arrays.is_tracing():
+    if is_tracing():
         raise ValueError("group must be None where torch traces, got a group")
     groups = [x for x in (group, mesh, getattr(query, "device_mesh", None)) if x is not None]
     if not groups:
@@ -112,7 +113,8 @@ def attention(
         for name, option in refused.items():
             if option is not None:
                 raise ValueError(
-                    f"{name} must not be given together with group or mesh, got {option!r}"
+                    f"{name} must not be given together with group or mesh, "
+                    f"got {_checks.briefly(option)}"
                 )
         _checks.at_most_one(group=group, mesh=mesh)
         return call.check(_local_tensors(ranks, query, key, value), given)
@@ -120,7 +122,7 @@ def attention(
     every = ranks.agree(describe)
     own = call.own
     if ranks.size == 1 or own.query.numel() == 0:
-        alone = checked_call(own.query, own.key, own.value, bias, given, torch=True)
+        alone = checked_call(own.query, own.key, own.value, bias, given, own.way)
         output, logsumexp = attend_tensors(alone)
     else:
         output, logsumexp = call.compute(ranks, every)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ntk_alibi import _arrays
 from ntk_alibi._arrays import Array, ArrayT
+from ntk_alibi._torch_state import Way, way_of
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.fused.forward import forward, rounded_logsumexp
@@ -131,7 +131,8 @@ def attention(
         stats, as far as they are requested.
 
     Arrays are read without a copy if their last stride is 1. Tensors, parameters of biases and
-    dense biases may require grad; torch.compile, autocast and vmap work. float64 tensors go through
+    dense biases may require grad; torch.compile, autocast, vmap and every derivative of torch work
+    (docs/derivatives.md). float64 tensors, and other derivatives than first gradients, go through
     torch's operations, some queries at a time; tensors on devices other than the CPU go through
     flash-attn, FlexAttention or torch's operations (docs/gpu.md; NaN in hidden keys may spread
     there).
@@ -153,8 +154,8 @@ def attention(
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
     given = all_options(options)
-    torch = _arrays.needs_torch(query, key, value, bias)
-    if torch:
+    way = way_of(query, key, value, bias=bias)
+    if way is not Way.CORE:
         for name, used in (
             ("key_norms", given["key_norms"] is not None),
             ("return_stats", return_stats),
@@ -165,7 +166,7 @@ def attention(
                     f"{name} is for calls that torch neither records nor traces: use "
                     "torch.no_grad() and float32, bfloat16 or float16 on the CPU"
                 )
-    call = checked_call(query, key, value, bias, given, torch)
+    call = checked_call(query, key, value, bias, given, way)
     initial = given["initial"]
     log = return_logsumexp or initial is not None
     output, logsumexp, stats = attend(call, log=log, stats=return_stats)
@@ -180,9 +181,9 @@ def attention(
 def attend(call: AttentionCall, *, log: bool = True, stats: bool = False) -> Results:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a checked call.
 
-    The core computes a call that has a `rule`; torch's operator, for autograd, computes the others.
+    The core computes what torch need not see.
     """
-    if call.rule is not None:
+    if call.way is Way.CORE:
         if call.rotary is None:
             return forward(call, log=log, stats=stats)
         return attend_in_parts(call, partial(forward, log=log, stats=stats))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._torch_state import Way
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
@@ -55,7 +56,8 @@ class AttentionCall(NamedTuple):
         value: (batch, key heads, keys, head_dim).
         bias: of NumPy arrays, or of tensors that autograd follows.
         problem: shape, mask and positions.
-        rule: mask, scale and tolerance for the core; None if torch's operator computes.
+        way: how it is computed.
+        rule: mask, scale and tolerance for the core; None if torch has to see the call.
         scale: the factor of q.k.
         skip_tolerance: the argument of `attention`.
         rotary: the rotary embedding, not applied yet, or None.
@@ -73,6 +75,7 @@ class AttentionCall(NamedTuple):
     value: Any
     bias: KernelBias
     problem: Problem
+    way: Way
     rule: Any
     scale: float
     skip_tolerance: float | None
@@ -82,13 +85,6 @@ class AttentionCall(NamedTuple):
     memory: Any = None
     norms: Any = None
     dropout: Dropout | None = None
-
-    @property
-    def fits_core(self) -> bool:
-        """Whether the compiled core computes, called directly or by torch's operator."""
-        query = self.query
-        supported = _arrays.dtype_name(query.dtype) in _arrays.CORE_DTYPES
-        return self.rule is not None or (_arrays.is_in_main_memory(query) and supported)
 
     @property
     def group(self) -> int:
@@ -180,7 +176,7 @@ def checked_call(
     value: Any,
     bias: Any,
     options: Mapping[str, Any],
-    torch: bool = False,
+    way: Way = Way.CORE,
 ) -> AttentionCall:
     """Convert and check the arguments of `attention`.
 
@@ -190,14 +186,14 @@ def checked_call(
         value: the values.
         bias: a bias object, a dense array or None.
         options: all options, as `all_options` returns them.
-        torch: whether torch's operator computes: the bias becomes tensors that autograd follows,
-            inputs get autocast's dtype, and float64 is allowed.
+        way: how the call is computed. Where torch has to see it, the bias becomes tensors that
+            autograd follows, inputs get autocast's dtype, and float64 is allowed.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
     """
     # Query, key and value. If their storage is found, their types and dtypes are equal.
-    given, like = query, None
+    given, like, torch = query, None, way is not Way.CORE
     memory = None if torch else _arrays.find_storages(query, key, value)
     if memory is None:
         if is_quantized(key) or is_quantized(value):
@@ -218,7 +214,6 @@ def checked_call(
                     )
         else:
             _checks.attention_inputs(query, key, value)
-        _checks.no_tangents(query=query, key=key, value=value)
     if torch:
         query, key, value = _arrays.in_autocast_dtype(query, key, value)
         like = query
@@ -239,7 +234,9 @@ def checked_call(
     rotary = options["rotary"]
     if rotary is not None:
         if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
-            raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {rotary!r}")
+            raise TypeError(
+                f"rotary must be None, a RoPE or an XPOS, got {_checks.briefly(rotary)}"
+            )
         if rotary.head_dim != query.shape[3]:
             raise ValueError(f"rotary must have query's head_dim {query.shape[3]}, got {rotary!r}")
         if rotary.decays and problem.mask.sees_ahead:
@@ -272,13 +269,14 @@ def checked_call(
     initial_logsumexp, initial = None, options["initial"]
     if initial is not None:
         if not isinstance(initial, tuple) or len(initial) != 2:
-            raise TypeError(f"initial must be a pair (output, logsumexp), got {initial!r}")
+            raise TypeError(
+                f"initial must be a pair (output, logsumexp), got {_checks.briefly(initial)}"
+            )
         names = "the output of initial", "the logsumexp of initial"
         for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
             if _arrays.is_tensor(array) != _arrays.is_tensor(query) or not _arrays.is_array(array):
                 raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
             _checks.check_plain(name, array)
-            _checks.no_tangents(**{name: array})
             if tuple(array.shape) != tuple(shape):
                 raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
         if initial[0].dtype != given.dtype:
@@ -290,7 +288,9 @@ def checked_call(
     norms, key_norms = None, options["key_norms"]
     if key_norms is not None:
         if not hasattr(key_norms, "norms"):
-            raise TypeError(f"key_norms must be None or a KeyNorms, got {key_norms!r}")
+            raise TypeError(
+                f"key_norms must be None or a KeyNorms, got {_checks.briefly(key_norms)}"
+            )
         _checks.at_most_one(segment_ids=segment_ids, key_norms=key_norms)
         _checks.at_most_one(rotary=rotary, key_norms=key_norms)
         consecutive = problem.key_padding_mask is problem.key_positions is None
@@ -310,7 +310,7 @@ def checked_call(
     if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:
         dropped = checked_dropout(options["dropout"], options["seed"], query, key.shape[2])
     return AttentionCall(
-        query, key, value, kernel, problem, rule, scale, skip_tolerance,
+        query, key, value, kernel, problem, way, rule, scale, skip_tolerance,
         rotary, factors, initial_logsumexp, memory, norms, dropped,
     )  # fmt: skip
 
@@ -329,7 +329,7 @@ def _check_basics(
 
     Returns:
         The problem with real keys only and columns as positions; the scale; the tolerance; and
-        mask, scale and tolerance for the core, or None if torch's operator computes.
+        mask, scale and tolerance for the core, or None if torch has to see the call.
     """
     allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
     if not torch and _arrays.dtype_name(dtype) == "float64":

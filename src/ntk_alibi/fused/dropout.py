@@ -66,7 +66,7 @@ def checked_share(dropout: Any) -> float:
     """Check the argument dropout, a share of weights, and return it."""
     share = _checks.finite("dropout", dropout, minimum=0.0)
     if share > 1.0:
-        raise ValueError(f"dropout must be at most 1, got {dropout!r}")
+        raise ValueError(f"dropout must be at most 1, got {_checks.briefly(dropout)}")
     return share
 
 

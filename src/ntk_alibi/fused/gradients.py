@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi._torch_state import is_followed
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import ARRAYS, SLOPES
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
@@ -118,7 +119,8 @@ def attention_gradients(
         The gradients, bitwise the same for any number of threads.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, as for `attention`.
+        TypeError, ValueError: an argument is wrong, as for `attention`; torch records, transforms
+            or traces one.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -138,6 +140,12 @@ def attention_gradients(
     given = {"output": output, "output_gradient": output_gradient, "logsumexp": logsumexp}
     if logsumexp_gradient is not None:
         given["logsumexp_gradient"] = logsumexp_gradient
+    if is_followed(query, key, value, *given.values()):
+        raise ValueError(
+            "query, key, value and results must be tensors that torch neither records nor "
+            "transforms: gradients are constants here; torch.autograd and torch.func differentiate "
+            "ntk_alibi.attention itself"
+        )
     for name, array in given.items():
         _checks.array(name, array)
         like_query = name.startswith("output")

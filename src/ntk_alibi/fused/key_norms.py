@@ -8,6 +8,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi._torch_state import has_values
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 
 #: The number of keys that are skipped, or read, together.
@@ -69,6 +70,8 @@ class KeyNorms:
             array: Any = key
             _checks.attention_input("key", array)
             _checks.floating_dtype(array.dtype, _arrays.CORE_DTYPES, "key")
+        if not has_values(key):
+            raise ValueError("key must have values, got a tensor that torch traces or transforms")
         batch, heads, length, head_dim = key.shape
         before = self.centres.shape
         if self.length and (batch, heads) != before[:2]:

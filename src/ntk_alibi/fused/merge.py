@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import ArrayT
+from ntk_alibi._torch_state import Way, has_values, is_followed, is_recorded, way_of
 
 
 def merge(
@@ -59,10 +60,12 @@ def merge(
     Source: Milakov and Gimelshein 2018 (arXiv 1805.02867).
     """
     for name, arrays in (("outputs", outputs), ("logsumexps", logsumexps)):
-        if not isinstance(arrays, Sequence) or not all(map(_arrays.is_array, arrays)):
-            raise TypeError(f"{name} must be a list or a tuple of arrays, got {arrays!r}")
-        for array in arrays:
+        for array in arrays if isinstance(arrays, Sequence) else ():
             _checks.check_plain(name, array)
+        if not isinstance(arrays, Sequence) or not all(map(_arrays.is_array, arrays)):
+            raise TypeError(
+                f"{name} must be a list or a tuple of arrays, got {_checks.briefly(arrays)}"
+            )
     if len(outputs) != len(logsumexps) or not outputs:
         raise ValueError(
             "outputs and logsumexps must have the same length, at least 1, got "
@@ -81,13 +84,11 @@ def merge(
                     f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
                     f"{type(first).__name__}"
                 )
-    for part in zip(outputs, logsumexps, strict=True):
-        _checks.no_tangents(outputs=part[0], logsumexps=part[1])
     if out is not None:
-        if _arrays.is_recorded(*outputs, *logsumexps):
+        if is_followed(*outputs, *logsumexps):
             raise ValueError("out must be None where torch records gradients of the parts")
         if not isinstance(out, tuple) or len(out) != 2:
-            raise TypeError(f"out must be a pair (output, logsumexp), got {out!r}")
+            raise TypeError(f"out must be a pair (output, logsumexp), got {_checks.briefly(out)}")
         for buffer, like in zip(out, (first, logsumexps[0]), strict=True):
             dtype, tensor = _arrays.dtype_name(like.dtype), _arrays.is_tensor(like)
             _checks.out(buffer, tuple(like.shape), dtype, torch=tensor)
@@ -110,15 +111,17 @@ def merge_checked(
     NumPy or torch compute, which ignore `out`.
     """
     first, parts = outputs[0], (*outputs, *logsumexps)
+    way = way_of(*parts, name="outputs")
     in_core = (
-        first.ndim == 4
+        way in (Way.CORE, Way.OPERATOR)
+        and first.ndim == 4
         and _arrays.dtype_name(first.dtype) in _arrays.CORE_DTYPES
         and all(output.dtype == first.dtype for output in outputs)
         and getattr(first.dtype, "isnative", True)
-        and _arrays.has_values(*parts)
+        and has_values(*parts)
         and all(map(_arrays.is_in_main_memory, parts))
     )
-    if in_core and _arrays.is_recorded(*parts):
+    if in_core and is_recorded(*parts):
         # Imported here because torch is optional.
         from ntk_alibi.torch.merging import merged_tensors
 

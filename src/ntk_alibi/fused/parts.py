@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays
+from ntk_alibi._torch_state import Way
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.forward import Stats
 from ntk_alibi.masks import Problem, Segment
@@ -53,7 +54,8 @@ class Part(NamedTuple):
 
 def attend_in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
     """Return the results of a call; `attend` computes the results of its parts."""
-    if call.problem.segment_ids is not None and not call.fits_core:
+    of_core = call.way in (Way.CORE, Way.OPERATOR)
+    if call.problem.segment_ids is not None and not of_core:
         segments = [Part(segment, call.for_segment(segment)) for segment in call.problem.segments()]
         if segments:
             return _attend_parts(segments, lambda part: attend_in_parts(part, attend))
@@ -95,7 +97,7 @@ def split_heads(call: AttentionCall) -> Iterator[AttentionCall]:
     """Yield calls of the heads to rotate together: all heads if torch records operations."""
     batch, key_heads, keys, head_dim = call.key.shape
     count = max(ROTATED_AT_ONCE // max(batch * keys * head_dim, 1), 1)
-    if call.rule is None or count >= key_heads:
+    if call.way is not Way.CORE or count >= key_heads:
         yield call
         return
     for begin in range(0, key_heads, count):
@@ -141,7 +143,7 @@ def _query_runs(call: AttentionCall, segment: Segment, rotary: Any) -> Iterator[
     positions = None if problem.query_positions is None else _arrays.to_numpy(at_queries)
     decays = rotary.log_decays(call.query)
     spread = int(min(SPREAD / rotary.fastest_rate, 2**31))
-    for run, seen in _split_queries(problem, positions, spread):
+    for run, seen in split_queries(problem, positions, spread):
         part = call.part(run, seen)
         factors = _factors(at_queries[:, run], at_keys[:, seen], decays, part.query.dtype)
         part = part._replace(
@@ -162,13 +164,13 @@ def times_factor(x: Any, factor: Any) -> Any:
         return x * factor
 
 
-def _split_queries(
+def split_queries(
     problem: Problem, positions: NDArray[Any] | None, spread: int
 ) -> Iterator[tuple[slice, slice]]:
     """Yield runs of queries whose positions differ by at most `spread`, with the keys they may see.
 
-    Without positions, queries are at their columns. Then the keys end at the column of the run's
-    last query, and begin at column 0 if there are sinks.
+    The mask must hide keys ahead. Without positions, queries are at their columns. Keys end then
+    at the column of the run's last query, and begin at column 0 if there are sinks.
     """
     mask, (queries, keys) = problem.mask, problem.shape[2:]
     begin = 0

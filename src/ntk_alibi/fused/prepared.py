@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ntk_alibi import _arrays
+from ntk_alibi._torch_state import Way
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.attention import attend
 from ntk_alibi.fused.call import AttentionCall, core_rule
@@ -22,7 +23,7 @@ def attend_prepared(
     scale: float,
     factors: Any = None,
     *,
-    in_core: bool,
+    way: Way,
     skip_tolerance: float | None = 0.0,
     norms: Any = None,
     dropout: Dropout | None = None,
@@ -42,8 +43,7 @@ def attend_prepared(
         scale: the factor of q.k.
         factors: factors beside the scale, (1 or batch, 1 or heads, queries), in the bias's
             framework and dtype, or None.
-        in_core: whether the core computes, as it may unless `_arrays.needs_torch` of query, key,
-            value and the bias's parameters.
+        way: how the call is computed: `way_of` query, key, value and the bias's parameters.
         skip_tolerance: the argument of `attention`.
         norms: a `KeyNorms` of these keys; in the core only, with all keys at default positions and
             without exempt tokens.
@@ -54,14 +54,14 @@ def attend_prepared(
         The output, and the logsumexp as `attention` returns it, or None.
     """
     rule = memory = None
-    if in_core:
+    if way is Way.CORE:
         rule = core_rule(problem.mask, scale, skip_tolerance)
         memory = _arrays.find_storages(query, key, value)
         norms = None if norms is None else (norms.norms, norms.centres)
     else:
         query, key, value = _arrays.in_autocast_dtype(query, key, value)
     call = AttentionCall(
-        query, key, value, bias, problem, rule, scale, skip_tolerance,
+        query, key, value, bias, problem, way, rule, scale, skip_tolerance,
         factors=factors, memory=memory, norms=norms, dropout=dropout,
     )  # fmt: skip
     output, logsumexp, _ = attend(call, log=log)

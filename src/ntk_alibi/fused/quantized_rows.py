@@ -138,7 +138,8 @@ class QuantizedRows:
 
 def _refuse_functions(value: Any) -> NoReturn:
     raise TypeError(
-        f"the argument must be an array or a tensor, got {value!r}: pass its dequantized(), or use "
+        "the argument must be an array or a tensor, "
+        f"got {_checks.briefly(value)}: pass its dequantized(), or use "
         "ntk_alibi.attention"
     )
 

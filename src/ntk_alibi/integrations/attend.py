@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
+from ntk_alibi._torch_state import Way, is_recorded, way_of
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.merge import merge
@@ -142,6 +143,12 @@ class Attend:
         if forward_pass is None:
             sizes = query.shape[0], query.shape[2], key.shape[2]
             forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
+        heads = forward_pass.problem.shape[1] if forward_pass.heads is None else None
+        if heads is not None and query.shape[1] != heads:
+            raise ValueError(
+                f"query must have the {heads} heads that {type(self.layer).__name__} had at the "
+                f"patch, got {query.shape[1]}: patch again after changing heads"
+            )
         if forward_pass.shared is not None:
             if dropout:
                 raise ValueError(
@@ -151,16 +158,16 @@ class Attend:
             return attend(forward_pass, self.number, query, key, value, scale), None
         bias = forward_pass.bias_of(self.number, self.table)
         fused = forward_pass.settings.attention == "fused"
-        in_core = fused and not _arrays.needs_torch(query, key, value, bias)
+        way = way_of(query, key, value, bias=bias)
         cache = cache if forward_pass.cache is None else forward_pass.cache
         norms: Any = None
         if cache is not None:
-            append, growing = cache.update, in_core and hasattr(cache, "append")
-            if growing:  # a `GrowingCache`, whose keys may be `QuantizedRows`
-                append, norms = cache.append, cache.norms
+            append = cache.update
+            if fused and way is Way.CORE and hasattr(cache, "append"):
+                append, norms = cache.append, cache.norms  # whose keys may be `QuantizedRows`
             key, value = append(key, value, self.number)
-            # The keys before these may be trained: a prefix, for instance.
-            in_core = in_core and not _arrays.is_recorded(key, value)
+            if way is Way.CORE and is_recorded(key, value):
+                way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
         batch, _, _, length = forward_pass.problem.shape
         capacity = key.shape[2]
         if key.shape[0] != batch or capacity < length:
@@ -172,9 +179,9 @@ class Attend:
             key, value = key[:, :, :length], value[:, :, :length]
         formed = None
         if fused:
-            norms = norms if in_core else None
+            norms = norms if way is Way.CORE else None
             given = query, key, value, scale, dropout
-            output = self._fused(forward_pass, bias, *given, in_core=in_core, norms=norms)
+            output = self._fused(forward_pass, bias, *given, way=way, norms=norms)
         else:
             added = forward_pass.memo(bias, query.dtype, _eager_bias, forward_pass, bias, query)
             factors = forward_pass.factors(query)
@@ -193,11 +200,11 @@ class Attend:
         scale: float,
         dropout: float,
         *,
-        in_core: bool,
+        way: Way,
         norms: Any,
     ) -> torch.Tensor:
         """Return the output of `ntk_alibi.attention`, of all ranges of keys together."""
-        like = None if in_core else query
+        like = None if way is Way.CORE else query
         factors, dropped = forward_pass.factors(like), None
         if dropout:
             dropped = checked_dropout(dropout, None, query, key.shape[2])
@@ -215,7 +222,7 @@ class Attend:
                     part.problem,
                     scale,
                     factors,
-                    in_core=in_core,
+                    way=way,
                     norms=norms(self.number) if norms is not None and part.keeps_norms else None,
                     dropout=dropped and dropped.part(key=keys.start or 0),
                     log=len(parts) > 1,

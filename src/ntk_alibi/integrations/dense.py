@@ -31,7 +31,7 @@ def attend_densely(
     """
     key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     precise = torch.promote_types(query.dtype, bias.dtype)
-    scores = (query @ key.mT).to(precise) * scale
+    scores = (query @ key.transpose(-1, -2)).to(precise) * scale
     scores = (scores if factors is None else scores * factors) + bias
     weights = torch.softmax(scores, dim=-1).to(query.dtype)
     weights = F.dropout(weights, dropout) if dropout else weights

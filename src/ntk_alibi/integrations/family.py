@@ -217,7 +217,7 @@ class Family:
         if self.tables is not None and settings.scaling is not None:
             raise ValueError(
                 f"scaling must be None or a bias for {name}, which has learned buckets and no "
-                f"slopes, got {settings.scaling!r}"
+                f"slopes, got {_checks.briefly(settings.scaling)}"
             )
         if self.decoder:
             return
@@ -264,7 +264,7 @@ class Family:
         if scaling_per(settings.scaling) == "query":
             raise ValueError(
                 f"scaling must have per='sequence' for {self.name}, an encoder, whose queries see "
-                f"the whole text, got {settings.scaling!r}"
+                f"the whole text, got {_checks.briefly(settings.scaling)}"
             )
 
     def own_heads(
@@ -282,8 +282,7 @@ class Family:
         if not self.output:
             return None
         check_heads(layer, model, heads)
-        output: Any = getattr(layer, self.output)
-        mesh: Any = getattr(getattr(output, "weight", None), "device_mesh", None)
+        mesh = mesh_of(getattr(layer, self.output))
         if mesh is None:
             return None
         if any(isinstance(bias, nn.Module) for bias in own.values()):
@@ -300,6 +299,14 @@ class Family:
             )
         count = heads // mesh.size()
         return slice(mesh.get_local_rank() * count, (mesh.get_local_rank() + 1) * count)
+
+
+def mesh_of(linear: Any) -> Any:
+    """Return the mesh by which tensor parallelism divides a linear layer, or None.
+
+    Layers of quantized weights may have no `weight`.
+    """
+    return getattr(getattr(linear, "weight", None), "device_mesh", None)
 
 
 def check_heads(layer: Any, model: Any, sloped: int) -> None:

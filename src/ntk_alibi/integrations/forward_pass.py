@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _checks
+from ntk_alibi._torch_state import has_values, is_recorded, is_tracing
 from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.base import BiasObject, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
@@ -140,7 +141,7 @@ class ForwardPass:
         """
         parameters: Any = () if bias is None else getattr(bias, "parameters", None)
         known = isinstance(parameters, tuple)  # a module's parameters are a method
-        if _arrays.is_recorded(*parameters) if known else torch.is_grad_enabled():
+        if is_recorded(*parameters) if known else torch.is_grad_enabled():
             return make(*arguments)
         place = make, id(bias), key
         if place not in self._made:
@@ -175,7 +176,7 @@ class ForwardPass:
         if kernel.exempt > problem.mask.sink > 0:
             raise ValueError(
                 f"sink must be 0 or at least {kernel.exempt} with a bias whose first tokens have "
-                f"no slope, got {problem.mask.sink} with {bias!r}"
+                f"no slope, got {problem.mask.sink} with {_checks.briefly(bias)}"
             )
         if heads is not None:
             kernel = kernel.for_heads(heads)
@@ -223,7 +224,7 @@ def _kind(like: Any) -> Any:
 
 def _kernel_on_device(bias: BiasObject, problem: Problem, like: Any) -> KernelBias:
     """Return a bias in kernel form; one that depends on no text is copied to a device once."""
-    device = like is not None and not like.is_cpu and not _arrays.is_tracing()
+    device = like is not None and not like.is_cpu and not is_tracing()
     if device and getattr(bias, "fixed", False):
         try:
             return _kept(cast(Any, bias), like.device, like.dtype is torch.float64)
@@ -269,8 +270,8 @@ def problem_of(
     if texts is not None:
         ids = {"segment_ids": texts.keys, "query_segment_ids": texts.queries}
         return Problem.checked(shape, mask, None, None, None, **ids)
-    plain = last and not _arrays.is_tracing()
-    plain = plain and (unpadded or (real.is_cpu and bool(real.all())))
+    plain = last and not is_tracing()
+    plain = plain and (unpadded or (real.is_cpu and has_values(real) and bool(real.all())))
     if plain and skipped is None:
         return Problem(shape, mask)
     if not mask.causal:  # distances between columns; queries see all keys of their text

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ntk_alibi._torch_state import is_transformed
 from ntk_alibi.integrations.tokens import Tokens
 
 _unused_keys = itertools.count()
@@ -29,7 +30,9 @@ def fits(attend: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bo
     """Return whether torch.compile traces a call of a layer that the operator can compute."""
     if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
         return False
-    if torch.is_grad_enabled() or cache is not None or dropout or weights:
+    if torch.is_grad_enabled() or is_transformed(maps=True):
+        return False
+    if cache is not None or dropout or weights:
         return False
     if isinstance(mask, Tokens):
         return mask.texts is mask.made is None and not mask.weights

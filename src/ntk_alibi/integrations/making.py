@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
+from ntk_alibi._torch_state import JIT, find_tracer, has_values
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.dense import HIDES
@@ -61,13 +62,14 @@ def make_pass(
         check_layers(settings.scaling, len(family.layers(model)))
     if weights or tokens.weights:
         settings = replace(settings, attention="eager")
-    if _arrays.is_tracing() and settings.attention != "eager":
+    tracer = find_tracer()
+    if tracer == JIT or (tracer and settings.attention != "eager"):
         advice = "use patch(model, scaling, attention='traceable')"
         if not family.decoder:
             advice = "take the model without patch"
         raise ValueError(
-            "attention must be 'traceable' where torch.export, make_fx or FakeTensorMode trace a "
-            f"patched model, got {settings.attention!r}, which reads the mask: {advice}"
+            f"attention must be 'traceable' where {tracer} traces a patched model, got "
+            f"{settings.attention!r}, which reads the mask: {advice}"
         )
     own = own_bias.held_by(model, settings.bias) if settings.bias is not None else {}
     heads = family.own_heads(attend.layer, model, rule.heads, settings, own)
@@ -130,7 +132,7 @@ def check_inputs(given: Mapping[str, Any], *, devices: bool = False) -> None:
         if type(given.get(name)) not in (torch.Tensor, type(None)):
             _checks.check_plain(name, given[name])
     mask = given.get("attention_mask")
-    if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not _arrays.has_values(mask):
+    if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not has_values(mask):
         return
     if (mask.is_cpu or devices) and not bool(((mask == 0) | (mask == 1)).all()):
         checked_attention_mask(mask)  # its error names what it must be
@@ -198,7 +200,8 @@ def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
     if mask.dtype == torch.bool:
         return mask
     seen: torch.Tensor = mask == 0
-    if mask.is_cpu and not bool((seen | (mask < HIDES)).all()):
+    known = (seen | (mask < HIDES)).all()
+    if mask.is_cpu and has_values(known) and not bool(known):
         raise ValueError(
             f"{name} must be 0 for real keys and below {HIDES:g} for hidden ones, got other values"
         )

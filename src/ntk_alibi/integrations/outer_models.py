@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from ntk_alibi import _arrays
+from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.arguments import check_cache_in_use, positional_names
 from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
@@ -104,7 +104,7 @@ def _read(
     if model is target:
         check_inputs(given)
         given = {**given, "attention_mask": _mask_to_pass_on(given, target, traceable)}
-    if traceable and _arrays.is_tracing():
+    if traceable and is_tracing():
         _check_traced(said, names, model)
         return rest, given
     if given.get("use_cache") is False:
@@ -130,7 +130,7 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
         return None if traceable else Tokens()
     if mask.ndim != 4 or not getattr(target, PATCHED).family.masks_hidden:
         return mask
-    if mask.dtype != torch.bool and not _arrays.has_values(mask):
+    if mask.dtype != torch.bool and not has_values(mask):
         return mask
     zeros = torch.zeros(mask.shape, device=mask.device)
     return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ntk_alibi import _checks
+
 #: The submodule of a patched model.
 NAME = "ntk_alibi_bias"
 
@@ -32,7 +34,7 @@ def bias_of_argument(value: Any) -> Any:
         if wrong := [layer for layer, bias in biases.items() if bias is None or layer < 0]:
             raise ValueError(
                 "scaling must be a dict of layers to biases, from 0 on, got "
-                f"{value[wrong[0]]!r} for layer {wrong[0]}"
+                f"{_checks.briefly(value[wrong[0]])} for layer {wrong[0]}"
             )
         return biases
     if isinstance(value, nn.Module):
@@ -42,7 +44,7 @@ def bias_of_argument(value: Any) -> Any:
     if callable(value) and not callable(getattr(value, "scale_exponents", None)):
         raise ValueError(
             "scaling must be a scaling, a bias object such as KerpleLog(r1, r2), or a torch module "
-            f"that returns one, got {value!r}"
+            f"that returns one, got {_checks.briefly(value)}"
         )
     return None
 
@@ -71,17 +73,19 @@ def check(bias: Any, heads: int, layers: int, *, encoder: bool = False) -> None:
                 f"which returns {type(made).__name__}"
             )
         if made.num_heads != heads:
-            raise ValueError(f"scaling must be a bias of the model's {heads} heads, got {made!r}")
+            raise ValueError(
+                f"scaling must be a bias of the model's {heads} heads, got {_checks.briefly(made)}"
+            )
         if encoder and getattr(made, "sides", None) == "causal":
             raise ValueError(
                 "scaling must be a bias of both sides for an encoder, such as one with "
-                f"sides='symmetric', got {made!r}"
+                f"sides='symmetric', got {_checks.briefly(made)}"
             )
         of_queries = getattr(made, "query_length", None) is not None
         if of_queries or getattr(made, "per_token", False):
             raise ValueError(
                 "scaling must be a bias of positions alone, got one with values of single tokens, "
-                f"{made!r}"
+                f"{_checks.briefly(made)}"
             )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from ntk_alibi._torch_state import refuse_script
 from ntk_alibi.distributed import sharding
 from ntk_alibi.integrations import numeric_check, outer_models, own_bias
 from ntk_alibi.integrations.attend import Attend, MaskTokens
@@ -230,6 +231,8 @@ def _replacements(family: Family, target: nn.Module, settings: Settings) -> list
     tables = None if family.tables is None else family.tables(target)
     replacements = list(family.replacements(target))
     replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
+    if not settings.traceable:
+        replacements.append((target, "__prepare_scriptable__", refuse_script))
     for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
         tokens = MaskTokens()
         for i, layer in enumerate(layers):

@@ -79,7 +79,8 @@ class Settings:
             if any(not isinstance(x, nn.Module) for x in own_bias.by_layer(self.bias).values()):
                 raise ValueError(
                     "scaling must not be a bias object to be saved with a model, since a "
-                    f"configuration cannot hold one, got {self.bias!r}: call na.unpatch(model) "
+                    "configuration cannot hold one, "
+                    f"got {_checks.briefly(self.bias)}: call na.unpatch(model) "
                     "before save_pretrained, and na.patch after loading"
                 )
             warnings.warn(

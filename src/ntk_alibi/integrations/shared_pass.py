@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ntk_alibi import _arrays, distributed
+from ntk_alibi._torch_state import Way, way_of
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.distributed import spread
 from ntk_alibi.distributed.ranks import Ranks, attempt
@@ -102,8 +103,8 @@ class SpreadKeys:
         def over_own_keys() -> tuple[torch.Tensor, torch.Tensor]:
             if keys is None or flags[self.ranks.rank]:
                 return _constant_results(query, 0.0, -torch.inf)
-            in_core = not _arrays.needs_torch(query, keys, values, bias)
-            like = None if in_core else query
+            way = way_of(query, keys, values, bias=bias)
+            like = None if way is Way.CORE else query
             return attend_prepared(
                 query,
                 keys,
@@ -112,7 +113,7 @@ class SpreadKeys:
                 made.memo(None, None, _problem_of_own_keys, made),
                 scale,
                 made.factors(like),
-                in_core=in_core,
+                way=way,
                 skip_tolerance=spread.OWN_SHARE,
                 log=True,
             )
@@ -140,7 +141,7 @@ class SpreadKeys:
         if not any_rank:
             return [False] * self.ranks.size
         own = keys is None
-        in_core = not _arrays.needs_torch(query, key, keys, None)
+        in_core = way_of(query, key, keys) is Way.CORE
         if not own and weight_bounds.may_be_negligible and in_core:
             factors = made.factors(query)
             own = weight_bounds.is_negligible(query, key, factors, scale, self.cache.norms(layer))

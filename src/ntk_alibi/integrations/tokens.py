@@ -13,7 +13,8 @@ MISUSE = (
     "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT, Falcon, T5 or MPNet is made, "
     "to from_pretrained or from_config, and the patch must stay until the backward pass of a "
     "gradient-checkpointed forward is done, which runs that forward again; this model was made "
-    "without the name, or is of another family, or the patch was undone before"
+    "without the name, or is of another family, or the patch was undone before, or a layer was "
+    "replaced: patch again after replacing layers"
 )
 
 
@@ -49,6 +50,11 @@ class Tokens(BlockMask):
     @property
     def ndim(self) -> NoReturn:
         """Refuse what Falcon's model without a patch does with a mask."""
+        raise RuntimeError(MISUSE)
+
+    @property
+    def dtype(self) -> NoReturn:
+        """Refuse what T5's layers without a patch do with a mask."""
         raise RuntimeError(MISUSE)
 
     def to(self, *_: Any, **__: Any) -> Tokens:

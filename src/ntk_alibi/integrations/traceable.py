@@ -7,6 +7,7 @@ tensors depend on values of tensors, no shape or branch does.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.dense import HIDES, attend_densely
+from ntk_alibi.integrations.family import mesh_of
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import KneeShape, at_layer, split_knee
 from ntk_alibi.torch.learned_bias import Float32Parameters
@@ -43,7 +45,8 @@ class LayerBias(Float32Parameters):
         scaling = at_layer(settings.scaling, cast(int, layer.layer_idx))
         knee = split_knee(scaling)[1]
         slopes = torch.from_numpy(rule.slopes(scaling)).reshape(rule.heads, 1, 1)
-        device = next(layer.parameters()).device
+        # Layers of quantized weights may have no parameters.
+        device = next(itertools.chain(layer.parameters(), layer.buffers()), slopes).device
         strengths = settings.log_n and settings.log_n.per_head
         self.register_buffer("slopes", slopes.to(device), persistent=False)
         self.register_buffer(
@@ -114,7 +117,7 @@ class TraceableAttend(Attend):
                 f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
                 "window: use attention='fused', or another cache"
             )
-        if hasattr(getattr(layer, self.family.output).weight, "device_mesh"):
+        if mesh_of(getattr(layer, self.family.output)) is not None:
             raise ValueError(
                 "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
                 f"divided {name}"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.masks.mask import Mask
 from ntk_alibi.masks.segments import Segment, SegmentIds, select_rows
 
@@ -86,7 +87,7 @@ class Problem(NamedTuple):
     @property
     def traced(self) -> bool:
         """Whether positions have no values, because torch traces the call."""
-        return not _arrays.has_values(self.query_positions, self.key_positions)
+        return not has_values(self.query_positions, self.key_positions)
 
     @property
     def plain(self) -> bool:
@@ -301,13 +302,11 @@ def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray
 
 def _unread(arrays: tuple[Any, ...], like: Any) -> bool:
     """Return whether values cannot be read, because torch traces or maps."""
-    if _arrays.is_tracing():
+    if is_tracing():
         return True
     if like is None:
         return False
-    return like.is_meta or not _arrays.has_values(
-        *(x for x in arrays if not getattr(x, "is_meta", False))
-    )
+    return like.is_meta or not has_values(*(x for x in arrays if not getattr(x, "is_meta", False)))
 
 
 def _ranges(positions: Any, first: int, last: int) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import ArrayT
+from ntk_alibi._torch_state import has_values
 
 
 class Segment(NamedTuple):
@@ -71,7 +72,7 @@ class SegmentIds(NamedTuple):
         Raises:
             ValueError: the ids cannot be read.
         """
-        if not _arrays.has_values(*self):
+        if not has_values(*self):
             raise ValueError(
                 "segment_ids must hold values for this bias, log_n, rotary, dtype or device, got "
                 "a tensor that torch traces or maps"

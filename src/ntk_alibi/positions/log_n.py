@@ -69,7 +69,8 @@ class LogN:
             strengths = np.asarray(strength)
             if strengths.ndim != 1 or not len(strengths):
                 raise ValueError(
-                    f"strength must be a number, or one for each head, got {strength!r}"
+                    "strength must be a number, or one for each head, "
+                    f"got {_checks.briefly(strength)}"
                 )
             strength = tuple(map(_one_strength, strengths.tolist()))
         else:
@@ -134,7 +135,9 @@ class LogN:
 def _one_strength(value: Any) -> float:
     number = _checks.finite("strength", value, minimum=0.0)
     if number > MOST_STRENGTH:
-        raise ValueError(f"strength must be at most {MOST_STRENGTH:g}, got {value!r}")
+        raise ValueError(
+            f"strength must be at most {MOST_STRENGTH:g}, got {_checks.briefly(value)}"
+        )
     return number
 
 
@@ -150,7 +153,9 @@ def as_log_n(value: Any) -> Any:
         _checks.keys("log_n", value, required=["train_length"], optional=optional)
         return LogN(**value)
     if not isinstance(value, int | float | np.number):
-        raise TypeError(f"log_n must be None, a training length or a LogN, got {value!r}")
+        raise TypeError(
+            f"log_n must be None, a training length or a LogN, got {_checks.briefly(value)}"
+        )
     return LogN(_checks.integer("log_n", value, minimum=2))
 
 

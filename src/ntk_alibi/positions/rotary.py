@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array, ArrayT
+from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.scaling import NTK, Interpolation, check_one_layer
 
 Layout: TypeAlias = Literal["pairs", "halves"]
@@ -189,7 +190,7 @@ class RoPE(_Rotary):
         _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"), "x")
         if x.shape[3] != self.head_dim:
             raise ValueError(f"x must have head_dim {self.head_dim}, got {tuple(x.shape)}")
-        if not _arrays.is_tracing():
+        if not is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         at = _arrays.rows_of_integers(positions, x.shape[2], x)
         result: ArrayT = _arrays.to_dtype(self.rotated(x, at), x.dtype)

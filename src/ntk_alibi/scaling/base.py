@@ -65,7 +65,7 @@ def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
         advice = ", the name of a method, which patch takes" if isinstance(value, str) else ""
         raise TypeError(
             "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
-            f"such as NTK(factor=4.0), got {value!r}{advice}"
+            f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"
         )
     if one_layer:
         check_one_layer(value)
@@ -166,10 +166,12 @@ class LayeredScaling(ReprHtml):
 def _layers(value: Any) -> tuple[int, ...]:
     scalar = not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
     if scalar or isinstance(value, str | bytes):
-        raise TypeError(f"layers must be None or an iterable of layer indices, got {value!r}")
+        raise TypeError(
+            f"layers must be None or an iterable of layer indices, got {_checks.briefly(value)}"
+        )
     layers = {_checks.integer("a number in layers", layer, minimum=0) for layer in value}
     if not layers:
-        raise ValueError(f"layers must hold at least one layer index, got {value!r}")
+        raise ValueError(f"layers must hold at least one layer index, got {_checks.briefly(value)}")
     return tuple(sorted(layers))
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ntk_alibi import _arrays, _checks, masks
+from ntk_alibi._torch_state import refuse_script
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import check_dense, check_fits
 from ntk_alibi.biases.parameters import per_head
@@ -143,6 +144,8 @@ class AlibiAttention(nn.Module):
         self.out_linear = nn.Linear(size, size)
         self.slopes = _slope_module(heads, slopes, generator)
 
+    __prepare_scriptable__ = refuse_script
+
     def forward(
         self,
         q: torch.Tensor,
@@ -165,9 +168,9 @@ class AlibiAttention(nn.Module):
             TypeError, ValueError: an argument is wrong.
         """
         for name, x in (("q", q), ("k", k), ("v", v)):
-            if not _arrays.is_tensor(x):
-                raise TypeError(f"{name} must be a torch tensor, got {x!r}")
             _checks.check_plain(name, x)
+            if not _arrays.is_tensor(x):
+                raise TypeError(f"{name} must be a torch tensor, got {_checks.briefly(x)}")
             if x.ndim != 3 or x.shape[2] != self.embed_dim:
                 shape = f"(batch, length, {self.embed_dim})"
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
@@ -176,7 +179,9 @@ class AlibiAttention(nn.Module):
         if v.shape != k.shape:
             raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
         if mask is not None and not _arrays.is_array(mask):
-            raise TypeError(f"mask must be None, a torch tensor or a NumPy array, got {mask!r}")
+            raise TypeError(
+                f"mask must be None, a torch tensor or a NumPy array, got {_checks.briefly(mask)}"
+            )
         if mask is not None and mask.shape != k.shape[:2]:
             expected, got = tuple(k.shape[:2]), tuple(mask.shape)
             raise ValueError(f"mask must have shape (batch, keys) = {expected}, got {got}")

@@ -2,19 +2,23 @@
 
 The operator takes tensors, integers and floats. A bias comes as the tensors of a `KernelBias`:
 slopes, a table, prefix sums or dense values; torch differentiates the code that computes them from
-parameters. The compiled core computes float32, bfloat16 and float16 on the CPU, torch/chunks.py
-float64, and torch/devices tensors on other devices.
+parameters. The compiled core computes the operator and its first gradients. Where torch takes other
+derivatives, and for float64, torch/chunks.py computes, and torch/devices on other devices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.utils import _python_dispatch
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays
+from ntk_alibi._torch_state import Way, has_values, is_transformed
 from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
@@ -123,27 +127,34 @@ def _(
     return (*(x.new_empty(x.shape) for x in (query, key, value)), *biases)
 
 
-def _make_call(query: Any, key: Any, value: Any, *rest: Any) -> AttentionCall:
-    """Return the call that the operator's inputs describe; check it unless that was done before."""
-    count = len(OPTIONAL_TENSORS)
-    arrays: list[Any] = [None if x is None else _arrays.to_numpy(x) for x in rest[:count]]
+def _make_call(
+    query: Any, key: Any, value: Any, *rest: Any, way: Way = Way.OPERATOR
+) -> AttentionCall:
+    """Return the call that the operator's inputs describe; check it unless that was done before.
+
+    For torch's operations all inputs stay tensors.
+    """
+    count, in_core = len(OPTIONAL_TENSORS), way is Way.OPERATOR
+    like = None if in_core else query
+    arrays: list[Any] = [
+        _arrays.to_numpy(x) if in_core and x is not None else x for x in rest[:count]
+    ]
     table_begin, knee, exempt, mask_integers, checked, scale, skip_tolerance, dropout = rest[count:]
     bias_arrays: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**bias_arrays, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_integers)
     *others, factors, known, seed = arrays[len(BIAS_TENSORS) :]
-    problem_arrays = others[: len(PROBLEM_TENSORS)]
-    segment_ids = dict(zip(SEGMENTS, others[len(PROBLEM_TENSORS) :], strict=True))
-    rule = core_rule(mask, scale, skip_tolerance)
+    given: dict[str, Any] = dict(zip((*PROBLEM_TENSORS, *SEGMENTS), others, strict=True))
+    rule = core_rule(mask, scale, skip_tolerance) if in_core else None
     if checked:
-        packed = segment_ids["segment_ids"] is not None
-        ids = SegmentIds(*segment_ids.values()) if packed else None
-        problem = Problem(shape, mask, *problem_arrays)._replace(segment_ids=ids)
+        of_queries, of_keys = (given.pop(name) for name in SEGMENTS)
+        ids = None if of_keys is None else SegmentIds(of_queries, of_keys)
+        problem = Problem(shape, mask, **given, segment_ids=ids)
     else:
-        problem = Problem.checked(shape, mask, *problem_arrays, **segment_ids)
+        problem = Problem.checked(shape, mask, like=like, **given)
         bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
     return AttentionCall(
-        query, key, value, bias, problem, rule, scale, skip_tolerance,
+        query, key, value, bias, problem, way, rule, scale, skip_tolerance,
         factors=factors, initial_logsumexp=known, dropout=make_dropout(seed, dropout),
     )  # fmt: skip
 
@@ -161,6 +172,9 @@ def _differentiate(
     *inputs, output, logsumexp = ctx.saved_tensors
     if output_gradient is None:
         output_gradient = torch.zeros_like(output)
+    if torch.is_grad_enabled() or is_transformed(maps=True):  # a derivative of these derivatives
+        gradients = output_gradient, logsumexp_gradient
+        return _differentiable_gradients(ctx, inputs, gradients)
     biases = ctx.needs_input_grad[3 : 3 + len(BIAS_TENSORS)]
     gradients = _attention_backward(
         output_gradient, logsumexp_gradient, output, logsumexp, any(biases), *inputs, *ctx.options
@@ -191,24 +205,50 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     return (torch.stack(outputs), torch.stack(logsumexps)), (0, 0)
 
 
+def _differentiable_gradients(
+    ctx: Any, inputs: list[torch.Tensor | None], gradients: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of all inputs by torch's operations, which can be differentiated."""
+    names = ("query", "key", "value", *OPTIONAL_TENSORS)
+    needed = ctx.needs_input_grad[: len(names)]
+    with torch.enable_grad():
+        # Gradients with respect to views are functions of the inputs.
+        views = {
+            name: x.view_as(x)
+            for name, x, recorded in zip(names, inputs, needed, strict=True)
+            if x is not None and recorded
+        }
+        given = (views.get(name, x) for name, x in zip(names, inputs, strict=True))
+        call = _make_call(*given, *ctx.options, way=Way.OPERATIONS)
+        results = attend_tensors(call)
+        pairs = zip(results, gradients, strict=True)
+        outputs, incoming = zip(
+            *((x, y.to(x.dtype)) for x, y in pairs if y is not None), strict=True
+        )
+        found = torch.autograd.grad(
+            outputs, list(views.values()), incoming, create_graph=True, allow_unused=True
+        )
+    by_name = dict(zip(views, found, strict=True))
+    return (*(by_name.get(name) for name in names), *[None] * len(ctx.options))
+
+
 def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Compute a checked call of tensors: the output and, if log, the logsumexp."""
-    attend = partial(_attend, log=log)
-    if call.rotary is None:
+    attend: Callable[[AttentionCall], Results] = partial(_attend, log=log)
+    if call.way is Way.OPERATOR and call.rotary is None:
         return attend_in_parts(call, attend)[:2]
-    with _arrays.without_autocast(call.query.device.type):  # rotated inputs are not rounded
+    # Rotated inputs and scores are not rounded.
+    with _arrays.without_autocast(call.query.device.type):
         return attend_in_parts(call, attend)[:2]
 
 
 def _attend(call: AttentionCall, *, log: bool) -> Results:
     """Compute a call without rotation."""
-    query, bias, problem = call.query, call.bias, call.problem
-    if query.device.type != "cpu":
+    if call.way is Way.DEVICE:
         return (*attention_on_device(call, log=log), None)
-    if not call.fits_core:
-        return (*attention_by_chunks(call), None)
-    for tensor in bias.arrays.values():
-        _checks.no_tangent("bias", tensor)
+    if call.way is Way.OPERATIONS:
+        return (*attention_by_chunks(call, log=log), None)
+    query, bias, problem = call.query, call.bias, call.problem
     problem_tensors = [getattr(problem, name) for name in PROBLEM_TENSORS]
     problem_tensors += problem.segment_ids or (None, None)
     dense = bias.dense
@@ -227,12 +267,36 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         bias.knee,
         bias.exempt,
         problem.mask.to_integers(),
-        _arrays.has_values(*problem_tensors),
+        has_values(*problem_tensors),
         call.scale,
         call.skip_tolerance,
         to_integers(call.dropout),
     )
     return output, logsumexp, None
+
+
+@register_flop_formula(torch.ops.ntk_alibi.attention)
+def _(query_shape: Any, key_shape: Any, *_: Any, **__: Any) -> int:
+    """Count as torch counts its own attention: two products of all pairs, hidden ones included."""
+    return 2 * _count_of_product(query_shape, key_shape)
+
+
+@register_flop_formula(torch.ops.ntk_alibi.attention_backward)
+def _(*shapes: Any, **_: Any) -> int:
+    """Count five products; the operator gets the query and the key after five others."""
+    return 5 * _count_of_product(*shapes[5:7])
+
+
+def _count_of_product(query_shape: Any, key_shape: Any) -> int:
+    batch, heads, queries, channels = query_shape
+    return int(2 * batch * heads * queries * key_shape[2] * channels)
+
+
+# Counters that were entered before this module was imported have none of these formulas.
+_operators = torch.ops.ntk_alibi.attention, torch.ops.ntk_alibi.attention_backward
+for _mode in _python_dispatch._get_current_dispatch_mode_stack():
+    _formulas = getattr(getattr(_mode, "counter", None), "flop_registry", {})
+    _formulas.update({operator: flop_registry[operator] for operator in _operators})
 
 
 def _gradient_dtype(tensor: torch.Tensor) -> torch.dtype:

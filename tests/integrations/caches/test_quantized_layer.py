@@ -205,7 +205,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="dtype must be None or 'int8', got 'int4'"):
         na.GrowingCache(dtype="int4")  # type: ignore[arg-type]
     model, cache = bloom(), na.GrowingCache(dtype="int8")
-    with na.patch(model), pytest.raises(ValueError, match="where torch records gradients"):
+    with na.patch(model), pytest.raises(ValueError, match="where torch records, transforms"):
         model(batch(), **{CACHE: cache}, use_cache=True)
     with pytest.raises(ValueError, match="dtype must be None in a GrowingCache where torch rec"):
         cache.update(*(x.requires_grad_() for x in states(3)), 0)

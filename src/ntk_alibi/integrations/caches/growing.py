@@ -9,7 +9,8 @@ from typing import Any, Literal, cast
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
+from ntk_alibi._torch_state import is_followed
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.integrations.arguments import CACHE
@@ -130,7 +131,7 @@ class GrowingLayer(DynamicLayer):
         total = count + key_states.shape[2]
         if self.keys is not self._own_keys:
             self._buffers, self._norms = None, KeyNorms()
-        if total > self._most or _arrays.is_recorded(key_states, value_states):
+        if total > self._most or is_followed(key_states, value_states):
             self._buffers = None  # writing in place would break the graph
             keys, values = (
                 torch.cat([old, new], dim=-2)
@@ -235,12 +236,12 @@ class QuantizedLayer(DynamicLayer):
         """Append keys and values, and return all of them as they are held.
 
         Raises:
-            ValueError: torch records gradients of the keys or values.
+            ValueError: torch records, transforms or traces the keys or values.
         """
-        if _arrays.is_recorded(key_states, value_states):
+        if is_followed(key_states, value_states):
             raise ValueError(
-                "dtype must be None in a GrowingCache where torch records gradients of the keys, "
-                "got 'int8', which holds integers only: use torch.no_grad()"
+                "dtype must be None in a GrowingCache where torch records, transforms or traces "
+                "the keys, got 'int8', which holds integers only: use torch.no_grad()"
             )
         self.dtype, self.device = key_states.dtype, key_states.device
         key, value = QuantizedRows.of(key_states), QuantizedRows.of(value_states)
@@ -255,7 +256,7 @@ class QuantizedLayer(DynamicLayer):
         """Append keys and values, and return all of them dequantized to the dtype of the new ones.
 
         Raises:
-            ValueError: torch records gradients of the keys or values.
+            ValueError: torch records, transforms or traces the keys or values.
         """
         key, value = self.append(key_states, value_states)
         return key.dequantized(self.dtype), value.dequantized(self.dtype)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
+from ntk_alibi._torch_state import is_followed
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.caches.growing import GrowingLayer, Pair
 
@@ -77,7 +78,7 @@ class WindowLayer(GrowingLayer):
         if evicted <= 0:
             return everything
         sinks = self._sinks(everything, past, held)
-        if new > 1 or _arrays.is_recorded(*everything):
+        if new > 1 or is_followed(*everything):
             # The attention that follows still reads the buffer: what is kept is copied.
             window = self._shared.window
             self.keys, self.values = (

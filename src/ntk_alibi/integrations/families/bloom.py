@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
+from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.family import Replacement, check_states, of_transformers
@@ -127,7 +128,7 @@ def _bias_and_mask(
     scaling = getattr(bias, "scaling", None)
     per, own = scaling_per(scaling), getattr(bias, "rule", None) != forward_pass.rule
     relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
-    relative = relative or (scaling is not None and _arrays.is_tracing())
+    relative = relative or (scaling is not None and is_tracing())
     relative = relative or problem.segment_ids is not None
     if relative or per == "query" or split_knee(scaling)[1] is not None:
         tensor = F.pad(values.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)

@@ -15,7 +15,7 @@ import torch
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_gradient_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.family import check_states, of_transformers
+from ntk_alibi.integrations.family import check_states, mesh_of, of_transformers
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
 
@@ -58,7 +58,7 @@ def _split(attention: Any, hidden_states: torch.Tensor) -> Any:
         return attention._split_heads(fused)
     if not attention.multi_query:
         return fused.unflatten(2, (-1, 3, attention.head_dim)).unbind(3)
-    mesh: Any = getattr(attention.dense.weight, "device_mesh", None)
+    mesh = mesh_of(attention.dense)
     if mesh is None:
         return attention._split_heads(fused)
     if fused.requires_grad:  # each rank has the gradients of its heads only

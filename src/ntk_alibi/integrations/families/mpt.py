@@ -73,7 +73,8 @@ def _check(model: Any, _: Settings) -> None:
         )
     for block in model.blocks:
         # transformers' loading would put parts that are divided twice in another order.
-        placements = getattr(block.attn.Wqkv.weight, "placements", None) or ()
+        packed = getattr(block.attn.Wqkv, "weight", None)  # quantized layers may have none
+        placements = getattr(packed, "placements", None) or ()
         if sum(not x.is_replicate() for x in placements) > 1:
             raise ValueError(
                 "model must be divided by tensor parallelism or by FSDP, not both, where its "

@@ -39,9 +39,8 @@ class ChunksOfQueries:
         return None
 
     def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output and the logsumexp."""
-        del log
-        return attention_by_chunks(call)
+        """Compute the output and, if log, the logsumexp."""
+        return attention_by_chunks(call, log=log)
 
 
 #: The kernels, the fastest first; the last one supports every call.

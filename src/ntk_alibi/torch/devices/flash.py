@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ntk_alibi import _arrays
+from ntk_alibi._torch_state import is_recorded
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.masks import EVERYTHING
 
@@ -56,7 +56,6 @@ class FlashAttention:
             "flash-attn drops other weights": call.dropout is not None,
             "there are no queries or no keys": 0 in call.problem.shape,
             "flash-attn is for newer GPUs": is_older_gpu(device, LEAST_CAPABILITY),
-            "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
             **_mask_obstacles(call),
             **_bias_obstacles(call),
             f"{self.module} is not installed, or older than 2.4": _find_function(self.module)
@@ -109,7 +108,7 @@ def _bias_obstacles(call: AttentionCall) -> dict[str, bool]:
         "flash-attn takes slopes of heads and no other bias": bias.exempt > 0
         or not bias.arrays.keys() <= {"left", "right"},
         "flash-attn takes no slopes of queries": bias.left is not None and bias.left.shape[2] > 1,
-        "flash-attn has no gradients of slopes": _arrays.is_recorded(*bias.slopes.values()),
+        "flash-attn has no gradients of slopes": is_recorded(*bias.slopes.values()),
         "flash-attn takes no factors of scores": call.factors is not None,
     }
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from ntk_alibi import _arrays
+from ntk_alibi._torch_state import is_recorded, is_tracing
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.devices.flash import is_older_gpu
 from ntk_alibi.torch.devices.score_mods import (
@@ -62,9 +62,8 @@ class FlexAttention:
             f"FlexAttention has no logsumexp and no gradients on {device}": (
                 not DEVICES.get(device, False) and (log or _needs_gradients(call))
             ),
-            "torch maps the call": torch._C._functorch.peek_interpreter_stack() is not None,
             "torch traces the call without Dynamo": (
-                _arrays.is_tracing() and not torch.compiler.is_dynamo_compiling()
+                is_tracing() and not torch.compiler.is_dynamo_compiling()
             ),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
@@ -79,7 +78,7 @@ class FlexAttention:
         variant = choose_variant(call, padded=backward, log=log)
         captured = capture_tensors(call, query.shape[2], key.shape[2])
         # While torch traces, the function is compiled with its surroundings.
-        traced = _arrays.is_tracing()
+        traced = is_tracing()
         attend = make_function(variant) if traced else _compiled(variant, query.device.type)
         output, logsumexp = attend(query, key, value, captured)
         logsumexp = None if logsumexp is None else logsumexp[:, :, :queries].double()
@@ -118,7 +117,7 @@ def _compiled(variant: Variant, device: str) -> Callable[..., Any]:
 def _needs_gradients(call: AttentionCall) -> bool:
     """Return whether autograd records a call, for its inputs or its bias."""
     tensors = call.query, call.key, call.value, call.factors, *call.bias.arrays.values()
-    return _arrays.is_recorded(*tensors)
+    return is_recorded(*tensors)
 
 
 def make_function(variant: Variant) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays
+from ntk_alibi._torch_state import is_recorded
 from ntk_alibi.fused.call import AttentionCall
 
 #: The position of keys that are hidden from all queries.
@@ -114,7 +115,7 @@ def capture_tensors(call: AttentionCall, queries: int, keys: int) -> Captured:
         captured["factors"] = call.factors
     captured |= _capture_bias(call, number)
     # Compiled code loses the gradients of captured views (seen with torch 2.13).
-    return {name: x.clone() if _arrays.is_recorded(x) else x for name, x in captured.items()}
+    return {name: x.clone() if is_recorded(x) else x for name, x in captured.items()}
 
 
 def _capture_bias(call: AttentionCall, number: Any) -> Captured:

@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q -c constraints.txt
 # Workers take over what others have left, so that the longest tests do not end alone.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --durations-min 1
 
-.PHONY: demo test test-all gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize emulate clean
+.PHONY: demo test test-all newest oldest gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize emulate clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval --demo
@@ -24,6 +24,16 @@ test: lint
 # Then grids, every instruction set, torch.compile, processes, the harness, notebooks, the site, wheels.
 test-all: test emulate $(VENV)/.test-all
 	$(PYTEST) -m "slow and not gpu"
+
+# The quick tests with the newest of everything that pip finds, and with the lowest versions that
+# pyproject.toml allows, each in an environment of its own; torch from PyPI has some gigabytes.
+OLDEST := "torch==2.9.*" "numpy==1.26.*" "transformers==5.4.*" "tokenizers<=0.23.0" "huggingface-hub<2"
+
+newest oldest:
+	$(PYTHON) -m venv --clear build/$@
+	build/$@/bin/python -m pip install -q --upgrade -e ".[test]" $(if $(filter oldest,$@),$(OLDEST))
+	build/$@/bin/python -m pip freeze
+	build/$@/bin/python -m pytest -q -n auto --dist worksteal -m "not slow and not gpu" tests
 
 # On a machine with a CUDA device and a torch for it, in the environment GPU_PYTHON: kernels, gradients
 # and generation there against float64 on the CPU. Without a device every test is skipped.

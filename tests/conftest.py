@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,15 @@ settings.load_profile("default")
 
 #: What tests import has no examples in docstrings, and some of it is for other environments.
 collect_ignore_glob = ["peers/*", "shared/*", "*_program.py"]
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_torch_about_itself() -> Iterator[None]:
+    """Ignore what torch deprecates and then uses itself; other warnings fail tests."""
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module=r"torch\.")
+        yield
 
 
 def entries(item: Any) -> set[tuple[Any, ...]]:

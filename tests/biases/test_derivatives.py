@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,13 +133,6 @@ def calls() -> Iterator[Any]:
                     yield pytest.param(
                         case, way, transform, id=f"{name}: {kind}: {transform}", marks=marks
                     )
-
-
-@pytest.fixture(autouse=True)
-def _torchs_own_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():  # torch's forward mode calls deprecated functions
-        warnings.filterwarnings("ignore", ".*torch.jit.script. is deprecated")
-        yield
 
 
 @pytest.mark.usefixtures("one_thread")

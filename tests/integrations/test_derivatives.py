@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,13 +20,6 @@ IDS = torch.randint(3, 60, (3, 11), generator=torch.Generator().manual_seed(2))
 #: Parameters without an effect have gradients of zeros, as in torch.func.
 UNUSED: Any = {"allow_unused": True, "materialize_grads": True}
 MASK = torch.arange(11) < torch.tensor([[11], [7], [9]])
-
-
-@pytest.fixture(autouse=True)
-def _torchs_own_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():  # torch's forward mode calls deprecated functions
-        warnings.filterwarnings("ignore", ".*torch.jit.script. is deprecated")
-        yield
 
 
 def loss(model: Any, parameters: Parameters, ids: torch.Tensor, mask: Any) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, ParamSpec
 
 from ntk_alibi import _installed
@@ -22,12 +23,18 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.known import register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
     from ntk_alibi.integrations.settings import CONFIGURED, scaling_and_log_n, settings_of
-    from ntk_alibi.integrations.transformers_versions import check_version, version_is_known
+    from ntk_alibi.integrations.transformers_versions import (
+        check_version,
+        version_is_new_enough,
+        version_is_tested,
+    )
 
-    if version_is_known():
-        from ntk_alibi.integrations import attn_implementation
+    if version_is_new_enough():
+        # Where a later version lacks what this needs, the check of a patch says so.
+        with suppress(*() if version_is_tested() else (ImportError, AttributeError)):
+            from ntk_alibi.integrations import attn_implementation
 
-        attn_implementation.register(known.OF_TRANSFORMERS.values())
+            attn_implementation.register(known.OF_TRANSFORMERS.values())
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.

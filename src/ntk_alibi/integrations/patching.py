@@ -12,7 +12,7 @@ from torch import nn
 
 from ntk_alibi._torch_state import refuse_script
 from ntk_alibi.distributed import sharding
-from ntk_alibi.integrations import numeric_check, outer_models, own_bias
+from ntk_alibi.integrations import numeric_check, outer_models, own_bias, version_check
 from ntk_alibi.integrations.attend import Attend, MaskTokens
 from ntk_alibi.integrations.family import Family, Replacement
 from ntk_alibi.integrations.overriding import override, restore
@@ -33,6 +33,7 @@ from ntk_alibi.integrations.tokens import NAME
 from ntk_alibi.integrations.transformers_versions import (
     all_modules,
     models_that_hold,
+    version_is_tested,
 )
 
 _lock = threading.RLock()
@@ -133,6 +134,7 @@ def apply(
     """Check all targets in a model, then patch them."""
     for target in targets:
         family.check_fit(target, settings)
+        _check_version(family, target)
         if None in stack_of(target):
             refuse_traceable(settings.attention)
     warn_of_another_train_length(settings.scaling, family.stated_length(targets[0]))
@@ -175,10 +177,17 @@ def follow_config(family: Family, target: nn.Module) -> None:
     write_plainly(config)
     settings = of_config(config)
     family.check_fit(target, settings)
+    _check_version(family, target)
     warn_of_another_train_length(settings.scaling, family.stated_length(target))
     _stack(family, target, (None,))
     if family.decoder:
         outer_models.keep([target], target)
+
+
+def _check_version(family: Family, target: nn.Module) -> None:
+    """Compare a small model with itself, patched, for a version of transformers not tested."""
+    if family.code is not None and not version_is_tested():
+        version_check.check(family, target, lambda x: _stack(family, x, (Settings(None),)))
 
 
 def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:

@@ -13,8 +13,8 @@ from torch import nn
 
 from ntk_alibi import _installed
 
-#: Versions of transformers whose modeling code the patches of BLOOM, MPT and Falcon were read
-#: against; tests/integrations/test_versions.py lists the ones tested. The upper bound is exclusive.
+#: The oldest version of transformers that the patches of its models work with, and the first one
+#: that they were not tested with; tests/integrations/test_versions.py lists the ones tested.
 TRANSFORMERS_VERSIONS = (Version("5.4"), Version("5.25"))
 
 
@@ -25,19 +25,24 @@ def transformers_version() -> str | None:
     return _installed.version_of("transformers")
 
 
-def version_is_known() -> bool:
-    """Return whether the patches of BLOOM, MPT and Falcon were written for what is installed."""
-    installed, (low, high) = transformers_version(), TRANSFORMERS_VERSIONS
-    return installed is not None and low <= Version(installed) < high
+def version_is_new_enough() -> bool:
+    """Return whether the patches of transformers' models may work with what is installed."""
+    installed = transformers_version()
+    return installed is not None and Version(installed) >= TRANSFORMERS_VERSIONS[0]
+
+
+def version_is_tested() -> bool:
+    """Return whether the patches were tested with what is installed, no dev version."""
+    installed, (low, high) = Version(transformers_version() or "0"), TRANSFORMERS_VERSIONS
+    return low <= installed < high and not installed.is_devrelease
 
 
 def check_version() -> None:
-    """Raise for versions of transformers that the patches were not written for."""
-    if not version_is_known():
-        low, high = TRANSFORMERS_VERSIONS
+    """Raise for versions of transformers that are too old for the patches."""
+    if not version_is_new_enough():
         raise RuntimeError(
-            f"transformers must be >= {low} and < {high} for ntk_alibi's patches, got "
-            f"{transformers_version()}: in other versions a patch may silently do nothing"
+            f"transformers must be >= {TRANSFORMERS_VERSIONS[0]} for ntk_alibi's patches, got "
+            f"{transformers_version()}: in older versions a patch may silently do nothing"
         )
 
 

@@ -210,7 +210,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
     if not is_tensor(value):
         return np.asarray(value)
     torch = sys.modules["torch"]
-    if torch._C._functorch.get_dynamic_layer_stack_depth():
+    if torch._C._are_functorch_transforms_active():
         with torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack():
             return to_numpy(without_wrappers(value))
     tensor = value.detach().cpu()

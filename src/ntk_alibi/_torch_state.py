@@ -78,7 +78,7 @@ def _is_watched(torch: Any) -> bool:
         torch.compiler.is_compiling()  # first, since Dynamo cannot trace the others
         or torch.jit.is_tracing()
         or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._functorch.get_dynamic_layer_stack_depth()
+        or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
     )
 
@@ -116,9 +116,9 @@ def is_transformed(*, maps: bool = False) -> bool:
         return False
     if in_forward_mode():
         return True
-    depth: int = torch._C._functorch.get_dynamic_layer_stack_depth()
-    if depth == 0 or maps or torch.compiler.is_compiling():
-        return depth > 0
+    active = bool(torch._C._are_functorch_transforms_active())
+    if not active or maps or torch.compiler.is_compiling():
+        return active
     vmap = torch._C._functorch.TransformType.Vmap
     return any(level.key() != vmap for level in torch._C._functorch.get_interpreter_stack())
 

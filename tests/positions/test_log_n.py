@@ -14,6 +14,7 @@ import ntk_alibi as na
 from attention_calls import Call, calls
 from attention_checks import UNIT, inputs
 from ntk_alibi.fused.gradients import attention_gradients
+from ntk_alibi.masks import Problem
 from rotary_cases import masked
 
 
@@ -124,3 +125,11 @@ def test_a_biased_factor_of_numbers_without_queries_is_refused() -> None:
 def test_factors_stay_within_float32() -> None:
     arrays = inputs(1, 2, 2, 9, 9, 8)
     assert np.isfinite(na.attention(*arrays, log_n=na.LogN(2, 1e30), scale=1.0)).all()
+
+
+def test_factors_leave_the_dtype_of_a_bias() -> None:
+    """NumPy 1 made float64 here, whose memory the core read as float32."""
+    problem = Problem((1, 4, 9, 9))
+    bias = na.ALiBi(4).kernel_bias(problem)
+    times = bias.times(na.LogN(4, biased=True).factors(problem, None))
+    assert times.left.dtype == np.float32

@@ -64,6 +64,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
         assert (a.double() - b).abs().max() < 0.03 * b.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_operator_registrations() -> None:
     query, key, value = tensors(1, 2, 9, 8)
     left = torch.rand(1, 2, 1).requires_grad_()

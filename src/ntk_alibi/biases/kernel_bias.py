@@ -269,7 +269,8 @@ class KernelBias(NamedTuple):
         def times(array: Any, factors: Any) -> Any:
             xp, most = _arrays.namespace(array), _checks.FLOAT32_MAX
             with _arrays.without_warnings(array):
-                return xp.where(xp.isinf(array), array, xp.clip(array * factors, -most, most))
+                finite = xp.clip(array * factors, -most, most)  # NumPy 1 makes it float64
+                return xp.where(xp.isinf(array), array, _arrays.to_dtype(finite, array.dtype))
 
         slopes = {name: times(side, factors) for name, side in self.slopes.items()}
         dense = None if self.dense is None else times(self.dense, factors[..., None])

@@ -22,11 +22,11 @@ def philox4x32(counter: Sequence[Any], key: Sequence[int]) -> list[Any]:
 
     Source: Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405, figure 2.
     """
-    word = 2**32
+    word = np.uint64(2**32)
     a, b, c, d = (np.asarray(x, np.uint64) for x in counter)
     for turn in range(10):
-        k = np.uint64((key[0] + turn * 0x9E3779B9) % word)
-        l = np.uint64((key[1] + turn * 0xBB67AE85) % word)  # noqa: E741
+        k = np.uint64((key[0] + turn * 0x9E3779B9) % 2**32)
+        l = np.uint64((key[1] + turn * 0xBB67AE85) % 2**32)  # noqa: E741
         of_a, of_c = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
         a, b, c, d = of_c // word ^ b ^ k, of_c % word, of_a // word ^ d ^ l, of_a % word
     return [a, b, c, d]

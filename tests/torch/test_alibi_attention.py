@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 import ntk_alibi as na
 from attention_checks import UNIT
@@ -330,3 +331,19 @@ def test_in_place_of_multihead_attention() -> None:
     expected, _ = theirs(*inputs(), key_padding_mask=~MASK)
     difference = (attention(*inputs(), mask=MASK) - expected).abs().max()
     assert difference <= 2 * rounding(attention, inputs(), torch.zeros(1))
+
+
+@pytest.mark.parametrize("slopes", [None, "learned", "two_sided"])
+def test_gradients_of_each_sample(slopes: Any) -> None:
+    layer, x = na.AlibiAttention(4, 32, slopes), torch.randn(2, 9, 32)
+    parameters = {name: value.detach() for name, value in layer.named_parameters()}
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, parameters, (x[None],) * 3).sin().sum()
+
+    each = vmap(grad(loss), (None, 0))(parameters, x)
+    for i, one in enumerate(x):
+        layer.zero_grad()
+        layer(*[one[None]] * 3).sin().sum().backward()
+        for name, value in layer.named_parameters():
+            torch.testing.assert_close(each[name][i], value.grad, rtol=1e-4, atol=1e-5)

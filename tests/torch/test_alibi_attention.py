@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch import func, nn
 
 import ntk_alibi as na
 from attention_checks import UNIT
@@ -339,9 +338,9 @@ def test_gradients_of_each_sample(slopes: Any) -> None:
     parameters = {name: value.detach() for name, value in layer.named_parameters()}
 
     def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
-        return functional_call(layer, parameters, (x[None],) * 3).sin().sum()
+        return func.functional_call(layer, parameters, (x[None],) * 3).sin().sum()
 
-    each = vmap(grad(loss), (None, 0))(parameters, x)
+    each = func.vmap(func.grad(loss), (None, 0))(parameters, x)
     for i, one in enumerate(x):
         layer.zero_grad()
         layer(*[one[None]] * 3).sin().sum().backward()

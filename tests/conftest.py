@@ -34,9 +34,9 @@ collect_ignore_glob = ["peers/*", "shared/*", "*_program.py"]
 
 @pytest.fixture(autouse=True)
 def _warnings_of_torch_about_itself() -> Iterator[None]:
-    """Ignore what torch deprecates and then uses itself; other warnings fail tests."""
+    """Ignore what torch deprecates and uses itself, and its advice on versions of Python."""
     with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
+        for category in (DeprecationWarning, FutureWarning, RuntimeWarning):
             warnings.filterwarnings("ignore", category=category, module=r"torch\.")
         yield
 

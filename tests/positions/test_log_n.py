@@ -128,7 +128,7 @@ def test_factors_stay_within_float32() -> None:
 
 
 def test_factors_leave_the_dtype_of_a_bias() -> None:
-    """NumPy 1 made float64 here, whose memory the core read as float32."""
+    """NumPy 1 made float64 here; the core kept a pointer into a converted copy that was freed."""
     problem = Problem((1, 4, 9, 9))
     bias = na.ALiBi(4).kernel_bias(problem)
     times = bias.times(na.LogN(4, biased=True).factors(problem, None))

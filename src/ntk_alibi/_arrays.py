@@ -211,8 +211,11 @@ def to_numpy(value: Any) -> NDArray[Any]:
         return np.asarray(value)
     torch = sys.modules["torch"]
     if torch._C._are_functorch_transforms_active():
+        inner = without_wrappers(value)
+        if inner is not value and value.is_floating_point():
+            raise ValueError("tensors that torch.func differentiates must not become constants")
         with torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack():
-            return to_numpy(without_wrappers(value))
+            return to_numpy(inner)
     tensor = value.detach().cpu()
     if dtype_name(tensor.dtype) == "bfloat16":
         tensor = tensor.float()

@@ -110,6 +110,8 @@ class Family:
             attention_mask with padding.
         while_compared: while_compared(model) returns replacements for the time in which the model's
             own layer runs on the example.
+        compared_within: the greatest difference to the model's own layer, as a share of its
+            greatest output, with which it counts as the same.
         train_length: train_length(model) returns the training length, or None where a scaling must
             have it.
         code: the code of transformers that the patch was written for, which passes `Tokens` to
@@ -155,6 +157,7 @@ class Family:
     check: Callable[[Any, Settings], None] = _nothing
     example: Callable[[Any], dict[str, Any]] = numeric_check.example
     while_compared: Callable[[Any], list[Replacement]] = _none
+    compared_within: float = numeric_check.TOLERANCE
     train_length: Callable[[Any], int | None] = _nothing
     code: Code | None = None
     tables: Callable[[Any], Sequence[Table]] | None = None

@@ -77,7 +77,7 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
         stock, ours = stock[real != 0], ours[real != 0]  # padded queries may see anything
     most = float(stock.double().abs().max())
     difference = float((stock.double() - ours.double()).abs().max()) / max(most, 1e-30)
-    allowed = max(TOLERANCE, 8 * torch.finfo(stock.dtype).eps)
+    allowed = max(family.compared_within, 8 * torch.finfo(stock.dtype).eps)
     if not difference <= allowed:  # NaN, too
         raise RuntimeError(
             f"{what} must compute what the patch of {family.name} does without scaling, but on "

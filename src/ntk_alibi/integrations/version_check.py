@@ -20,11 +20,6 @@ from ntk_alibi.integrations import transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.settings import CONFIGURED
 
-#: The greatest difference to the model's own layer, in units of its greatest output. Falcon's own
-#: layer rounds its bias to bfloat16.
-TOLERANCE = {"Falcon": 1e-2}
-ELSE = 1e-3
-
 #: Sizes of the small model, by the names that configurations have for them; others stay. The size
 #: of a head stays, too.
 SIZES = {
@@ -113,7 +108,7 @@ def _compare(family: Any, kind: Any, config: Any, patch: Callable[[nn.Module], N
             stock = _outputs(model, layers, family)
             patch(model)
             ours = _outputs(model, layers, family)
-    allowed = TOLERANCE.get(family.name, ELSE)
+    allowed = family.compared_within
     for name, theirs in stock.items():
         mine = ours[name]
         if mine.shape != theirs.shape:

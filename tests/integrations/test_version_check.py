@@ -44,6 +44,13 @@ def test_a_version_with_the_same_layers_is_patched_with_one_warning(family: str)
     na.patch(model)  # without another warning, which would be an error
 
 
+def test_slopes_of_an_mpt_that_transformers_ignores_are_no_difference() -> None:
+    model = model_of("mpt")
+    model.config.attn_config.alibi_bias_max = 4
+    with pytest.warns(UserWarning, match="is the same"):
+        na.patch(model)
+
+
 @pytest.mark.parametrize("version", ["5.25.0.dev0", "5.26.1", "6.0"])
 def test_later_and_unreleased_versions_are_checked(
     version: str, monkeypatch: pytest.MonkeyPatch

@@ -61,7 +61,7 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
         return  # parameters have no values
     layer, given = family.layers(model)[0], family.example(model)
     with in_evaluation(model):
-        with _replaced(family.while_compared(model)):
+        with replaced(family.while_compared(model)):
             stock = _output(family, model, layer, given, "its own code")
         patch()
         ours = _output(family, model, layer, given, "the patch")
@@ -125,7 +125,7 @@ def _output(
 
 
 @contextlib.contextmanager
-def _replaced(replacements: list[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+def replaced(replacements: list[tuple[nn.Module, str, Any]]) -> Iterator[None]:
     """Put replacements in force for a time."""
     values = [override(*replacement) for replacement in replacements]
     try:

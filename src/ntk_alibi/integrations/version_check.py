@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntk_alibi.integrations import transformers_versions
+from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.settings import CONFIGURED
 
@@ -105,7 +105,8 @@ def _compare(family: Any, kind: Any, config: Any, patch: Callable[[nn.Module], N
             for parameter in (x for y in layers.values() for x in y.parameters()):
                 if parameter.ndim == 2:  # scores of about 1, so that all of them matter
                     parameter.normal_(std=parameter.shape[1] ** -0.5)
-            stock = _outputs(model, layers, family)
+            with numeric_check.replaced(family.while_compared(model)):
+                stock = _outputs(model, layers, family)
             patch(model)
             ours = _outputs(model, layers, family)
     allowed = family.compared_within

@@ -83,7 +83,17 @@ def _check(model: Any, _: Settings) -> None:
             )
 
 
+def _with_its_slopes(model: Any, *args: Any, **others: Any) -> torch.Tensor:
+    """Replace MptModel.build_mpt_alibi_tensor, which is not told the config's alibi_bias_max."""
+    most = model.config.attn_config.alibi_bias_max
+    bias: torch.Tensor = type(model).build_mpt_alibi_tensor(
+        model, *args[:2], alibi_bias_max=most, **others
+    )
+    return bias
+
+
 FAMILY = of_transformers(
+    while_compared=lambda model: [(model, "build_mpt_alibi_tensor", _with_its_slopes)],
     name="MPT",
     model="MptModel",
     attention="MptAttention",

@@ -127,7 +127,7 @@ ROWS += [(call, TypeError, message) for call, message in WRONG_TYPES]
 OF_STUDIES = [
     ({"path": 3}, TypeError, "path must be a folder, got 3"),
     ({"plan": 3}, TypeError, "plan must be a Plan, got 3"),
-    ({"plan": Plan}, TypeError, "plan must be a Plan, got type"),
+    ({"plan": Plan}, TypeError, r"plan must be a Plan, got <class .*\.Plan.>"),
     ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got None"),
     ({"tokenizer": "model"}, TypeError, "tokenizer must be the model's tokenizer, got 'model'"),
     ({"model": "nano-bloom"}, TypeError, "model must be a BLOOM, MPT or Falcon .*, got 'nano-bloo"),
@@ -177,5 +177,5 @@ def test_swapped_arguments_are_named(tiny_checkpoint: Path, tmp_path: Path) -> N
         TypeError, match="model must be a BLOOM, MPT or Falcon of transformers, got"
     ):
         length_study.evaluate(*swapped, PLAN, tmp_path)
-    with pytest.raises(TypeError, match=r"tokenizer must be .*, got BloomForCausalLM$"):
+    with pytest.raises(TypeError, match=r"tokenizer must be .*, got a BloomForCausalLM$"):
         length_study.evaluate(model, swapped[1], PLAN, tmp_path)

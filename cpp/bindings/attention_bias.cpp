@@ -37,6 +37,8 @@ AttentionBias table_bias(const py::array_t<float>& table, std::int64_t begin) {
   bias.table_head_stride = stride(table, 0);
   bias.table_begin = begin;
   bias.table_size = table.shape(1);
+  bias.table_bounds = std::make_shared<TableBounds>(bias.table, table.shape(0),
+                                                    bias.table_head_stride, bias.table_size);
   return bias;
 }
 

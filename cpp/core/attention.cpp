@@ -10,13 +10,13 @@ namespace {
 
 // A tile computes all its lanes, so that up to this many queries are cheaper one by one, if there
 // are more keys than these: several queries over fewer keys are cheaper together.
-constexpr std::int64_t most_decoded_queries = 2;
+constexpr std::int64_t most_decoded_queries = 4;
 constexpr std::int64_t few_keys = 16;
 
 bool worth_decoding(const AttentionProblem& problem) {
-  const bool linear = problem.bias.kind == BiasKind::none || problem.bias.left.data != nullptr;
-  return linear && problem.dropout.least_kept == 0 &&
-         problem.query_length <= most_decoded_queries &&
+  const BiasKind kind = problem.bias.kind;
+  const bool known = kind != BiasKind::sums && kind != BiasKind::dense;
+  return known && problem.dropout.least_kept == 0 && problem.query_length <= most_decoded_queries &&
          (problem.query_length == 1 || problem.key_length > few_keys);
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "core/mask_rule.h"
+#include "core/table_bounds.h"
 #include "core/tensor_view.h"
 #include "kernels/kernels.h"
 
@@ -19,6 +21,7 @@ struct AttentionBias {
   // table (heads, distances); element d - table_begin belongs to distance d
   const float* table;
   std::int64_t table_head_stride, table_begin, table_size;
+  std::shared_ptr<const TableBounds> table_bounds;  // of the table; if null, each call makes them
   // sums (batch, heads, keys); the queries take the last ones
   const double* sums;
   std::int64_t sums_batch_stride, sums_head_stride;

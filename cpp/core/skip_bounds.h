@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "core/key_lists.h"
+#include "core/table_bounds.h"
 
 namespace ntk_alibi {
 
@@ -34,8 +36,8 @@ class SkipBounds {
   const BlockNorms* key_norms_ = nullptr;
   const float* key_centres_ = nullptr;
   std::int64_t key_norms_stride_ = 0;
-  std::vector<BiasBound> behind_, ahead_;  // (heads, distances) or (batch, heads, blocks)
-  std::int64_t bounds_per_head_ = 0;
+  std::shared_ptr<const TableBounds> table_bounds_;
+  std::vector<BiasBound> behind_, ahead_;  // of sums, (batch, heads, blocks)
 };
 
 struct KeyNormsShape {

@@ -6,6 +6,7 @@
 // within blocks breaks the stream at every block, and reads half as fast.
 #include "kernels/decode.h"
 
+#include "kernels/bias_functors.h"
 #include "kernels/certificate.h"
 #include "kernels/constants.h"
 #include "kernels/elements.h"
@@ -194,8 +195,15 @@ class Decoder {
                          ((distance <= broadcast(tile_.mask.greatest_distances[0])) | sunk) &
                          (iota() < broadcast(static_cast<std::int32_t>(left)));
     f32v score = products;
-    if (tile_.bias.kind != BiasKind::none) {
-      const TileBias& bias = tile_.bias;
+    const TileBias& bias = tile_.bias;
+    if (bias.kind == BiasKind::table) {
+      f32v values = {};
+      for (int lane = 0; lane < lanes; ++lane) {
+        const std::int64_t index = distance[lane] - bias.table_begin;
+        if (index >= 0 && index < bias.table_size) values[lane] = bias.table[index];
+      }
+      score = unless_hidden(products, values);
+    } else if (bias.kind != BiasKind::none) {
       const i32v from_origin = broadcast(bias.origins[0]) - position;
       const auto slope = [&](const float* left, const float* right) {
         return from_origin > 0 ? broadcast(left[0] * log2_e) : broadcast(right[0] * log2_e);

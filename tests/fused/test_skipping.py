@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -270,15 +270,16 @@ def test_keys_that_are_not_finite_prove_nothing(isa: str, queries: int, number: 
 def test_blocks_weighed_are_those_whose_scores_matter() -> None:
     query, key, value = inputs(1, 8, 8, 1024, 1024, 32)
     far = np.full((1, 8, 1024), 200.0), np.zeros_like(query)
+    attention = partial(na.attention, key_norms=na.KeyNorms().update(key))
     for rows in (slice(None), slice(-1, None)):
         part = query[:, :, rows], key, value, na.ALiBi(8)
-        _, whole = na.attention(*part, skip_tolerance=None, return_stats=True)
+        _, whole = attention(*part, skip_tolerance=None, return_stats=True)
         np.testing.assert_array_equal(whole.weighed, whole.visible)
-        _, stats = na.attention(*part, skip_tolerance=2.0**-9, return_stats=True)
+        _, stats = attention(*part, skip_tolerance=2.0**-9, return_stats=True)
         assert (stats.weighed <= stats.visited).all()
         assert 0 < stats.weighed.sum() < stats.visited.sum()
         known = far[1][:, :, rows], far[0][:, :, rows].astype(np.float32)
-        _, stats = na.attention(*part, initial=known, return_stats=True)
+        _, stats = attention(*part, initial=known, return_stats=True)
         assert stats.weighed.sum() == 0
 
 
@@ -341,16 +342,17 @@ def test_negative_slopes_skip_nothing(start: int | None) -> None:
 
 
 def test_a_query_does_not_weigh_blocks_that_are_hidden_from_it(isa: str) -> None:
-    """A single query had counted a block whose keys it does not see, as three do not."""
-    query, key, value = inputs(1, 1, 1, 3, 384, 16)
+    """A single query had counted a block whose keys it does not see, as a tile does not."""
+    query, key, value = inputs(1, 8, 1, 1, 384, 16)
+    bias = na.ALiBi(8, slopes=np.full(8, 2.0**-8, np.float32))
     places = np.arange(384)
     places[64:128] = np.where(np.arange(64) % 2 == 0, 0, 3840)
     counts = []
-    for queries in (1, 3):
-        rows = query[:, :, :1].repeat(queries, 2)
+    for queries in (1, 9):
+        rows = query.repeat(queries, 2)
         _, stats = na.attention(
-            rows, key, value, na.ALiBi(1), window=100, query_positions=np.full(queries, 383),
+            rows, key, value, bias, window=100, query_positions=np.full(queries, 383),
             key_positions=places, return_stats=True,
         )  # fmt: skip
         counts.append(stats.weighed.tolist())
-    assert counts[0] == counts[1] == [[2]]
+    assert counts[0] == counts[1] == [[2] * 8]

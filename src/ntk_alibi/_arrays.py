@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +91,24 @@ def any_requires_grad(*values: Any) -> bool:
     return False
 
 
-def find_storages(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] | None:
-    """Return the storage of three arrays, or dense tensors in main memory, of one dtype; else None.
+class CallMemory(NamedTuple):
+    """Memory of a call as NumPy arrays, bfloat16 tensors as 16-bit integers.
+
+    Attributes:
+        query, key, value: the inputs, without a copy.
+        written: memory of a new output.
+        output: the same as an array or tensor like query.
+    """
+
+    query: NDArray[Any]
+    key: NDArray[Any]
+    value: NDArray[Any]
+    written: NDArray[Any]
+    output: Array
+
+
+def find_memory(query: Any, key: Any, value: Any) -> CallMemory | None:
+    """Return the memory of three arrays, or dense tensors in main memory, of one dtype; else None.
 
     It costs less than asking for layout and device.
     """
@@ -105,13 +121,19 @@ def find_storages(query: Any, key: Any, value: Any) -> tuple[NDArray[Any], ...] 
     if not (dtype == key.dtype and dtype == value.dtype):
         return None
     if kind is np.ndarray:
-        return query, key, value
+        output = np.empty(query.shape, dtype)
+        return CallMemory(query, key, value, output, output)
+    half = dtype is torch.bfloat16
     try:
-        if dtype is torch.bfloat16:
-            return storage(query), storage(key), storage(value)
-        return query.numpy(), key.numpy(), value.numpy()
+        if half:
+            bits = torch.int16
+            query, key, value = query.view(bits), key.view(bits), value.view(bits)
+        memory = query.numpy(), key.numpy(), value.numpy()
     except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
         return None
+    written = np.empty(memory[0].shape, memory[0].dtype)
+    made = torch.from_numpy(written)
+    return CallMemory(*memory, written, made.view(dtype) if half else made)
 
 
 def is_in_main_memory(example: Any) -> bool:

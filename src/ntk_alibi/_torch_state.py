@@ -75,8 +75,8 @@ def _is_watched(torch: Any) -> bool:
     Among them are modes that count, log or keep operators.
     """
     return bool(
-        torch.compiler.is_compiling()  # first, since Dynamo cannot trace the others
-        or torch.jit.is_tracing()
+        torch.compiler.is_dynamo_compiling()  # first, since Dynamo cannot trace the others
+        or torch._C._is_tracing()
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()

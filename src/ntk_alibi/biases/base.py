@@ -16,6 +16,9 @@ from ntk_alibi.biases.parameters import check_floating
 from ntk_alibi.biases.slopes import checked_lengths
 from ntk_alibi.masks import Mask, Problem
 
+#: The attribute of a bias that keeps its hash.
+_HASH = "_hash"
+
 
 @dataclass(frozen=True, eq=False)
 class BiasObject(ReprHtml):
@@ -135,7 +138,7 @@ class BiasObject(ReprHtml):
         return dense_bias(bias, problem, name, out, torch=torch)
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(vars(self).values())
+        return tuple([value for name, value in vars(self).items() if name != _HASH])
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -143,7 +146,13 @@ class BiasObject(ReprHtml):
         return bool(_comparable(self._values()) == _comparable(other._values()))
 
     def __hash__(self) -> int:
-        return hash((type(self), _comparable(self._values())))
+        """Return the hash; it is kept where all parameters are arrays that cannot change."""
+        kept: int | None = vars(self).get(_HASH)
+        if kept is None:
+            kept = hash((type(self), _comparable(self._values())))
+            if all(isinstance(x, np.ndarray) and not x.flags.writeable for x in self.parameters):
+                object.__setattr__(self, _HASH, kept)
+        return kept
 
 
 def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:

@@ -53,8 +53,8 @@ class DistanceBias(BiasObject):
         """
         raise NotImplementedError
 
-    def _constant_table(self, first: int, last: int) -> NDArray[np.float32]:
-        """Return the table as a NumPy array, from the cache if it is small.
+    def _constant(self, first: int, last: int) -> KernelBias:
+        """Return a bias of NumPy arrays over these distances, from the cache if it is small.
 
         Cached tables extend to the next power of two, because a growing key cache needs a longer
         table for every token.
@@ -62,8 +62,9 @@ class DistanceBias(BiasObject):
         begin, end = -_next_power_of_two(-first), _next_power_of_two(last)
         small = (end - begin + 1) * self.num_heads <= MAX_CACHED
         if small and self._cacheable and not any(map(_arrays.is_tensor, self.parameters)):
-            return _cached_table(self, begin, end)[:, first - begin : last - begin + 1]
-        return _checks.as_float32("bias", _arrays.to_numpy(self.over(first, last)))
+            return _cached(self, begin, end)
+        table = _checks.as_float32("bias", _arrays.to_numpy(self.over(first, last)))
+        return KernelBias(table=table, table_begin=first)
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the table over the distances of a problem."""
@@ -78,7 +79,7 @@ class DistanceBias(BiasObject):
             is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
         )
         if like is None or not (tensors or precise):
-            return KernelBias(table=self._constant_table(first, last), table_begin=first)
+            return self._constant(first, last)
         return KernelBias(table=self.over(first, last, like), table_begin=first)
 
     def _span(self, problem: Problem) -> tuple[int, int]:
@@ -98,10 +99,11 @@ def _next_power_of_two(number: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _cached_table(bias: DistanceBias, first: int, last: int) -> NDArray[np.float32]:
+def _cached(bias: DistanceBias, first: int, last: int) -> KernelBias:
     table = _checks.as_float32("bias", bias.over(first, last))
     table.flags.writeable = False
-    return table
+    kernel = KernelBias(table=table, table_begin=first)
+    return kernel._replace(core=kernel.in_core(()))
 
 
 @dataclass(frozen=True, eq=False)

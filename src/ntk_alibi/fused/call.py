@@ -65,8 +65,8 @@ class AttentionCall(NamedTuple):
             framework, or None.
         initial_logsumexp: the logsumexp of `initial`, (batch, heads, queries) float64, which counts
             when keys are skipped, or None.
-        memory: the storage of query, key and value if it was found before, else None.
-        norms: norms and centres of a `KeyNorms` of these keys, or None.
+        memory: the `CallMemory` of query, key and value if it was found before, else None.
+        norms: the `KeyNorms` of these keys, or None.
         dropout: the dropout of weights, or None.
     """
 
@@ -192,9 +192,9 @@ def checked_call(
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
     """
-    # Query, key and value. If their storage is found, their types and dtypes are equal.
+    # Query, key and value. If their memory is found, their types and dtypes are equal.
     given, like, torch = query, None, way is not Way.CORE
-    memory = None if torch else _arrays.find_storages(query, key, value)
+    memory = None if torch else _arrays.find_memory(query, key, value)
     if memory is None:
         if is_quantized(key) or is_quantized(value):
             _checks.attention_input("query", query)
@@ -304,7 +304,7 @@ def checked_call(
             )
         if got[3] != key_shape[3]:
             raise ValueError(f"key_norms must be of key's head_dim {key_shape[3]}, got {got[3]}")
-        norms = key_norms.norms, key_norms.centres
+        norms = key_norms
 
     dropped = None
     if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:

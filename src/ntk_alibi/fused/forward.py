@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.fused.dropout import Dropout
 from ntk_alibi.fused.merge import merge_checked
 from ntk_alibi.fused.quantized_rows import is_quantized
 
@@ -52,7 +53,12 @@ def forward(
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     if len(subsets) == 1:
         output, logsumexp = attend_subset(
-            call, subsets[0], counts=counts, log=log, initial_logsumexp=call.initial_logsumexp
+            call,
+            subsets[0],
+            memory=call.memory,
+            counts=counts,
+            log=log,
+            initial_logsumexp=call.initial_logsumexp,
         )
     else:  # initial_logsumexp would count in both subsets
         results = [attend_subset(call, subset, counts=counts) for subset in subsets]
@@ -121,6 +127,7 @@ def attend_subset(
     call: AttentionCall,
     subset: KeySubset,
     *,
+    memory: Any = None,
     counts: NDArray[np.int64] | None = None,
     log: bool = True,
     initial_logsumexp: Any = None,
@@ -129,37 +136,77 @@ def attend_subset(
 
     The logsumexp is float64, because the backward pass computes weights from it.
     """
-    tokens, scales, memory = core_tokens(call, subset), None, call.memory
-    if memory is None and is_quantized(call.key):
-        memory = tuple(map(_arrays.storage, (call.query, call.key.numbers, call.value.numbers)))
-        scales = _core.KeyScales(*map(_arrays.readable, (call.key.scales, call.value.scales)))
-    elif memory is None:
-        memory = tuple(map(_arrays.storage, (call.query, call.key, call.value)))
-    query, key, value = memory
-    if initial_logsumexp is not None:
-        initial_logsumexp = _arrays.as_floats(initial_logsumexp, np.float64)
-    output, written = _arrays.empty_pair(call.query, query)
-    logsumexp = np.empty(call.query.shape[:3], np.float64) if log else None
-    _core.attention(
-        query,
-        key,
-        value,
+    output, logsumexp = attend_in_core(
         subset.bias,
         call.rule,
+        core_tokens(call, subset),
+        call.query,
+        call.key,
+        call.value,
+        memory=memory,
+        norms=call.norms,
+        dropout=call.dropout,
+        log=log,
+        counts=counts,
+        initial_logsumexp=initial_logsumexp,
+    )
+    if logsumexp is not None and subset.shift is not None:
+        logsumexp += _arrays.to_framework_of(subset.shift, output)
+    return output, logsumexp
+
+
+def attend_in_core(
+    bias: _core.AttentionBias,
+    rule: _core.CallRule,
+    tokens: _core.Tokens | None,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    memory: _arrays.CallMemory | None = None,
+    norms: Any = None,
+    dropout: Dropout | None = None,
+    log: bool = False,
+    counts: NDArray[np.int64] | None = None,
+    initial_logsumexp: Any = None,
+) -> tuple[Any, Any]:
+    """Call the core, and return output and logsumexp (float64, of query's framework, or None).
+
+    What does not depend on query, key and value comes first: calls may share it.
+    """
+    scales = None
+    if memory is None:
+        memory = _arrays.find_memory(query, key, value)
+    if memory is None:
+        if is_quantized(key):
+            scales = _core.KeyScales(*map(_arrays.readable, (key.scales, value.scales)))
+            key, value = key.numbers, value.numbers
+        of_query = _arrays.storage(query)
+        output, written = _arrays.empty_pair(query, of_query)
+        memory = _arrays.CallMemory(
+            of_query, _arrays.storage(key), _arrays.storage(value), written, output
+        )
+    logsumexp = np.empty(memory.written.shape[:3], np.float64) if log else None
+    if initial_logsumexp is not None:
+        initial_logsumexp = _arrays.as_floats(initial_logsumexp, np.float64)
+    _core.attention(
+        memory.query,
+        memory.key,
+        memory.value,
+        bias,
+        rule,
         tokens,
-        written,
+        memory.written,
         logsumexp,
         counts,
-        call.norms,
+        None if norms is None else (norms.norms, norms.centres),
         initial_logsumexp,
         scales,
-        call.dropout and call.dropout.in_core(),
+        None if dropout is None else dropout.in_core(),
     )
     if logsumexp is None:
-        return output, None
-    if subset.shift is not None:
-        logsumexp += subset.shift
-    return output, _arrays.to_framework_of(logsumexp, output)
+        return memory.output, None
+    return memory.output, _arrays.to_framework_of(logsumexp, query)
 
 
 def core_tokens(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:

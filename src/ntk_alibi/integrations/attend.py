@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,14 +15,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ntk_alibi import _checks
 from ntk_alibi._torch_state import Way, is_recorded, way_of
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.fused.dropout import checked_dropout
+from ntk_alibi.fused.dropout import Dropout, checked_dropout
 from ntk_alibi.fused.merge import merge
-from ntk_alibi.fused.prepared import attend_prepared
+from ntk_alibi.fused.prepared import attend_prepared, prepared_in_core
 from ntk_alibi.integrations import graph_operator
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.dense import attend_densely
 from ntk_alibi.integrations.family import check_heads
-from ntk_alibi.integrations.forward_pass import ALL, ForwardPass, untraced
+from ntk_alibi.integrations.forward_pass import ALL, ForwardPass, Part, untraced
 from ntk_alibi.integrations.making import Sizes, make_pass
 from ntk_alibi.integrations.settings import form_of
 from ntk_alibi.integrations.tokens import NAME, Tokens
@@ -31,7 +33,13 @@ class MaskTokens(WeakIdKeyDictionary):
 
     They are kept by the mask object, or by this object where there is no mask, each with what else
     its pass is made of. Copies and pickles hold none.
+
+    Attributes:
+        crossing: the last pass of cross-attention, which the steps of a generation share, with what
+            it was made of, or None.
     """
+
+    crossing: tuple[Any, torch.Tensor, ForwardPass] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MaskTokens, ()
@@ -55,6 +63,7 @@ class Attend:
         table: a `LayerTable` of the model's own bias, or None for slopes.
         tokens: the tokens of masks that transformers' mask function did not return.
         ends: whether this is the last layer of a pass.
+        shares: what layers of a pass that may share a bias have in common: the table, or None.
         in_graphs: the key by which the operator of compiled graphs finds it.
     """
 
@@ -68,9 +77,11 @@ class Attend:
     table: Any = None
     tokens: Any = field(default_factory=MaskTokens)
     ends: bool = False
+    shares: Any = field(init=False)
     in_graphs: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.shares = None if self.table is None else self.table.table
         self.in_graphs = graph_operator.register(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -115,7 +126,8 @@ class Attend:
         Raises:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
-        if graph_operator.fits(self, mask, cache, dropout, weights):
+        compiling = torch.compiler.is_dynamo_compiling()
+        if compiling and graph_operator.fits(self, mask, cache, dropout, weights):
             operator, key_of_layer = graph_operator.layer_attention, self.in_graphs
             padding = mask.padding if isinstance(mask, Tokens) else mask
             return operator(query, key, value, padding, key_of_layer, scale), None
@@ -156,9 +168,14 @@ class Attend:
                 )
             attend = forward_pass.shared.attend
             return attend(forward_pass, self.number, query, key, value, scale), None
-        bias = forward_pass.bias_of(self.number, self.table)
+        way = way_of(query, key, value)
+        ready = bias = None
+        if way is Way.CORE and not (dropout or torch.is_grad_enabled()):
+            ready = forward_pass.ready.get((self.shares, scale))
+        if ready is None:
+            bias = forward_pass.bias_of(self.number, self.table)
+            way = way_of(query, key, value, bias=bias)
         fused = forward_pass.settings.attention == "fused"
-        way = way_of(query, key, value, bias=bias)
         cache = cache if forward_pass.cache is None else forward_pass.cache
         norms: Any = None
         if cache is not None:
@@ -166,7 +183,7 @@ class Attend:
             if fused and way is Way.CORE and hasattr(cache, "append"):
                 append, norms = cache.append, cache.norms  # whose keys may be `QuantizedRows`
             key, value = append(key, value, self.number)
-            if way is Way.CORE and is_recorded(key, value):
+            if ready is None and way is Way.CORE and is_recorded(key, value):
                 way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
         batch, _, _, length = forward_pass.problem.shape
         capacity = key.shape[2]
@@ -179,9 +196,12 @@ class Attend:
             key, value = key[:, :, :length], value[:, :, :length]
         formed = None
         if fused:
-            norms = norms if way is Way.CORE else None
-            given = query, key, value, scale, dropout
-            output = self._fused(forward_pass, bias, *given, way=way, norms=norms)
+            if ready is None:
+                given = query, key.shape[2], scale, dropout
+                ready = self._fused(forward_pass, cast(Any, bias), *given, way=way)
+            attend, keeps_norms = ready
+            kept = norms(self.number) if keeps_norms and norms is not None else None
+            output = attend(query, key, value, norms=kept)[0]
         else:
             added = forward_pass.memo(bias, query.dtype, _eager_bias, forward_pass, bias, query)
             factors = forward_pass.factors(query)
@@ -195,42 +215,31 @@ class Attend:
         forward_pass: ForwardPass,
         bias: Any,
         query: torch.Tensor,
-        key: Any,
-        value: Any,
+        keys: int,
         scale: float,
         dropout: float,
         *,
         way: Way,
-        norms: Any,
-    ) -> torch.Tensor:
-        """Return the output of `ntk_alibi.attention`, of all ranges of keys together."""
+    ) -> tuple[Callable[..., tuple[Any, Any]], bool]:
+        """Return a function of query, key, value and `norms`, and whether norms are of use.
+
+        The function returns the output first. Layers with the same bias share it where torch
+        records nothing.
+        """
         like = None if way is Way.CORE else query
         factors, dropped = forward_pass.factors(like), None
         if dropout:
-            dropped = checked_dropout(dropout, None, query, key.shape[2])
+            dropped = checked_dropout(dropout, None, query, keys)
             if dropped is not None and forward_pass.heads is not None:
                 dropped = dropped.part(head=forward_pass.heads.start)
-        parts, results = forward_pass.parts(bias, like), []
-        for part in parts:
-            keys, whole = part.keys, part.keys == ALL
-            results.append(
-                attend_prepared(
-                    query,
-                    key if whole else key[:, :, keys],
-                    value if whole else value[:, :, keys],
-                    part.bias,
-                    part.problem,
-                    scale,
-                    factors,
-                    way=way,
-                    norms=norms(self.number) if norms is not None and part.keeps_norms else None,
-                    dropout=dropped and dropped.part(key=keys.start or 0),
-                    log=len(parts) > 1,
-                )
-            )
-        if len(results) == 1:
-            return cast(torch.Tensor, results[0][0])
-        return cast(torch.Tensor, merge(*zip(*results, strict=True))[0])
+        parts = forward_pass.parts(bias, like)
+        keeps_norms = way is Way.CORE and any(part.keeps_norms for part in parts)
+        if way is not Way.CORE or dropped is not None or len(parts) > 1:
+            return partial(_attend_to_parts, parts, scale, factors, dropped, way), keeps_norms
+        ready = prepared_in_core(parts[0].bias, parts[0].problem, scale, factors), keeps_norms
+        if forward_pass.alike and not torch.is_grad_enabled():
+            forward_pass.ready[self.shares, scale] = ready
+        return ready
 
     def check_heads(self) -> None:
         """Check that the layer computes all heads."""
@@ -308,6 +317,40 @@ class Attend:
             return query, key, value
         wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
         return query.to(wide), key.to(wide), value.to(wide)  # norms of queries under autocast
+
+
+def _attend_to_parts(
+    parts: list[Part],
+    scale: float,
+    factors: Any,
+    dropped: Dropout | None,
+    way: Way,
+    query: torch.Tensor,
+    key: Any,
+    value: Any,
+    *,
+    norms: Any = None,
+) -> tuple[torch.Tensor, Any]:
+    """Return output and logsumexp (or None) of `ntk_alibi.attention` to all parts together."""
+    results = []
+    for part in parts:
+        keys, whole = part.keys, part.keys == ALL
+        results.append(
+            attend_prepared(
+                query,
+                key if whole else key[:, :, keys],
+                value if whole else value[:, :, keys],
+                part.bias,
+                part.problem,
+                scale,
+                factors,
+                way=way,
+                norms=norms if part.keeps_norms else None,
+                dropout=dropped and dropped.part(key=keys.start or 0),
+                log=len(parts) > 1,
+            )
+        )
+    return results[0] if len(results) == 1 else merge(*zip(*results, strict=True))
 
 
 def _eager_bias(forward_pass: ForwardPass, bias: Any, like: torch.Tensor) -> torch.Tensor:

@@ -90,6 +90,8 @@ class ForwardPass:
             modules and functions that return them.
         cache: a cache of packed texts, in place of the layers' own, or None.
         heads: the heads that this rank of tensor parallelism computes, or None for all.
+        ready: for layers that share a bias, the function that attends in the core without
+            gradients, by what their biases depend on and the scale.
     """
 
     mask: torch.Tensor
@@ -100,6 +102,7 @@ class ForwardPass:
     own: Mapping[Any, Any] = field(default_factory=dict)
     cache: Any = None
     heads: slice | None = None
+    ready: dict[Any, Any] = field(init=False, default_factory=dict)
     _made: dict[Any, Any] = field(init=False, default_factory=dict)
     _same: BiasObject | None = field(init=False, default=None)
     _in_core: list[Part] | None = field(init=False, default=None)
@@ -123,9 +126,15 @@ class ForwardPass:
         scaling = self.settings.scaling
         sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
         bias = ModelALiBi.for_layer(self.rule, scaling, layer, sides)
-        if not self.own and getattr(scaling, "layers", None) is None:
+        if self.alike:
             self._same = bias
         return bias
+
+    @property
+    def alike(self) -> bool:
+        """Whether all layers whose tables are the same have the same bias."""
+        scaled = getattr(self.settings.scaling, "layers", None)
+        return None in self.own if self.own else scaled is None
 
     def memo(self, bias: Any, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function, bias and key.
@@ -168,6 +177,8 @@ class ForwardPass:
             if self._in_core is None:
                 self._in_core = self._parts(bias, None)
             return self._in_core
+        if like is None and not torch.is_grad_enabled():  # once a pass for layers that share it
+            return self._parts(bias, None)
         return self.memo(bias, _kind(like), self._parts, bias, like)
 
     def _parts(self, bias: BiasObject, like: Any) -> list[Part]:

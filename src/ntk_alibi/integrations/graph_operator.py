@@ -27,10 +27,8 @@ def register(attend: Any) -> int:
 
 
 def fits(attend: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bool:
-    """Return whether torch.compile traces a call of a layer that the operator can compute."""
-    if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
-        return False
-    if torch.is_grad_enabled() or is_transformed(maps=True):
+    """Return whether the operator can compute a call of a layer that Dynamo traces."""
+    if torch.compiler.is_exporting() or torch.is_grad_enabled() or is_transformed(maps=True):
         return False
     if cache is not None or dropout or weights:
         return False

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi._torch_state import JIT, find_tracer, has_values
+from ntk_alibi._torch_state import JIT, find_tracer, has_values, is_followed
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.dense import HIDES
@@ -81,9 +81,14 @@ def make_pass(
         return _packed_pass(tokens.texts, rule, settings, sizes, own)
     if attend.crosses:
         real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
-        at, unpadded = slice(0, queries), padding is None
-        problem = problem_of(real, at, rule, BIDIRECTIONAL, unpadded=unpadded)
-        return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+        unpadded = padding is None
+        if not real.is_cpu or is_followed(real):
+            return _crossing_pass(real, rule, settings, queries, unpadded=unpadded)
+        of, kept = (settings, queries, unpadded), attend.tokens.crossing
+        if kept is None or kept[0] != of or not torch.equal(kept[1], real):
+            made = _crossing_pass(real, rule, settings, queries, unpadded=unpadded)
+            attend.tokens.crossing = kept = of, real.clone(), made  # real may be a user's mask
+        return cast(ForwardPass, kept[2])
     if hasattr(cache, "ranks"):
         raise ValueError(
             f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
@@ -102,7 +107,8 @@ def make_pass(
         capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
         name, count = ("mask", 0) if family.code is None else ("attention_mask", queries)
         mask = real_keys(padding, batch, end, device, name, count, causal=attend.causal)
-        mask = F.pad(mask, (0, max(0, capacity - mask.shape[1])))
+        if capacity > mask.shape[1]:
+            mask = F.pad(mask, (0, capacity - mask.shape[1]))
     problem = problem_of(
         mask[:, :end],
         slice(end - queries, end),
@@ -112,6 +118,14 @@ def make_pass(
         unpadded=padding is None and capacity == end,
     )
     return ForwardPass(mask, problem, rule, settings, own=own, heads=heads)
+
+
+def _crossing_pass(
+    real: torch.Tensor, rule: Any, settings: Any, queries: int, *, unpadded: bool
+) -> ForwardPass:
+    """Return the pass of queries that attend to an encoder's tokens, all without a bias."""
+    problem = problem_of(real, slice(0, queries), rule, BIDIRECTIONAL, unpadded=unpadded)
+    return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
 
 
 def _packed_pass(

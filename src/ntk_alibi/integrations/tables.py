@@ -6,35 +6,45 @@ Frameworks load and gather parameters in hooks of modules, so a table is read by
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from ntk_alibi._torch_state import has_values, is_followed
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
 from ntk_alibi.masks import Problem
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Table:
     """A table of a model, which several layers may share.
 
     Attributes:
         owner: the module whose relative_attention_bias, an embedding, it is.
         buckets: the number of its rows that count.
-        bias: bias(rows) returns the bias of these rows, (buckets, heads).
+        bias: bias(rows) returns the bias of these rows, (buckets, heads), an array or a tensor.
+        kept: constant rows and their bias, whose table over distance the steps of a generation
+            share, or None.
     """
 
     owner: nn.Module
     buckets: int
-    bias: Callable[[torch.Tensor], BiasObject]
+    bias: Callable[[Any], BiasObject]
+    kept: tuple[torch.Tensor, BiasObject] | None = field(init=False, default=None)
 
     def made(self, device: torch.device) -> BiasObject:
         """Return the bias of the table as it is now."""
         embedding: Any = self.owner.relative_attention_bias
-        return self.bias(embedding(torch.arange(self.buckets, device=device)))
+        rows = embedding(torch.arange(self.buckets, device=device))
+        if rows.requires_grad or not rows.is_cpu or is_followed(rows) or not has_values(rows):
+            return self.bias(rows)
+        kept = self.kept
+        if kept is None or not torch.equal(rows, kept[0]):
+            self.kept = kept = rows, self.bias(rows.double().numpy())
+        return kept[1]
 
 
 @dataclass(frozen=True, eq=False)

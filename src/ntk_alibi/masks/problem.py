@@ -162,9 +162,12 @@ class Problem(NamedTuple):
         batch, _, queries, keys = self.shape
         if batch == 0 or queries == 0 or keys == 0:
             return 0, -1
+        lower, upper = self.mask.distance_bounds()
+        if self.query_positions is None and self.key_positions is None:
+            least, most = max(1 - queries, lower), min(keys - 1, upper)
+            return (int(least), int(most)) if least <= most else (0, -1)
         q_least, q_most = _ranges(self.query_positions, keys - queries, keys - 1)
         k_least, k_most = _ranges(self.key_positions, 0, keys - 1)
-        lower, upper = self.mask.distance_bounds()
         least, most = max(_least(q_least - k_most), lower), min(-_least(k_least - q_most), upper)
         return (int(least), int(most)) if least <= most else (0, -1)
 

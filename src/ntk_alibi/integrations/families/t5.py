@@ -36,8 +36,8 @@ def _tables(model: Any, layers: list[Any]) -> list[Table]:
     return tables
 
 
-def _bias(rows: torch.Tensor, **options: Any) -> T5:
-    return T5(rows.t(), **options)
+def _bias(rows: Any, **options: Any) -> T5:
+    return T5(rows.T, **options)
 
 
 def _forward(

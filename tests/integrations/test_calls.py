@@ -8,10 +8,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
+from ntk_alibi.integrations.arguments import CACHE
 
 PACKAGE = str(Path(na.__file__).parent)
 
@@ -46,6 +49,35 @@ def test_a_forward_of_two_layers() -> None:
     padded = torch.ones_like(ids)
     padded[:, :3] = 0
     assert calls(lambda: model(ids, attention_mask=padded)) <= 220
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["bloom", "t5"])
+def test_a_token_after_a_prompt(kind: str) -> None:
+    """One query has a short way from each layer to the core."""
+
+    def calls_of_a_token(layers: int) -> int:
+        small = {"vocab_size": 64, "num_layers": layers}
+        if kind == "bloom":
+            config: Any = transformers.BloomConfig(**small, hidden_size=32, n_head=4)
+            model: Any = transformers.BloomForCausalLM(config).eval()
+            cache: Any = DynamicCache()
+            given: dict[str, Any] = {"use_cache": True, CACHE: cache}
+        else:
+            config = transformers.T5Config(**small, d_model=32, d_kv=8, d_ff=32, num_heads=4)
+            model = transformers.T5ForConditionalGeneration(config).eval().decoder
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            states = torch.randn(1, 7, 32)
+            given = {"use_cache": True, CACHE: cache, "encoder_hidden_states": states}
+        na.patch(model)
+        for ids in (torch.arange(12)[None], *[torch.tensor([[5]])] * 2):
+            model(ids, **given)
+        return calls(lambda: model(torch.tensor([[6]]), **given))
+
+    few, more = map(calls_of_a_token, (2, 4))
+    attentions = 2 if kind == "bloom" else 4
+    assert few <= (95 if kind == "bloom" else 160)
+    assert (more - few) / attentions <= 6 + 6  # six are of the layer itself
 
 
 def test_a_patch_of_two_layers() -> None:

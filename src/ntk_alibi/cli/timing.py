@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 Call = Callable[[], object]
 
@@ -23,7 +24,8 @@ def interleaved(
     runtimes: Mapping[str, str] | None = None,
     before_turn: Call | None = None,
     before_round: Call | None = None,
-) -> dict[str, float]:
+    of: Callable[[list[float]], Any] = statistics.median,
+) -> dict[str, Any]:
     """Return median seconds of each call; in each round, each call gets one turn.
 
     Args:
@@ -36,6 +38,7 @@ def interleaved(
             changes, there are `REST` seconds of rest.
         before_turn: called before each turn, not timed.
         before_round: called before each round, not timed.
+        of: what is returned of the seconds of a call's turns.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + warm_up):
@@ -50,7 +53,7 @@ def interleaved(
             elapsed = _turn(call, seconds_per_turn)
             if number >= warm_up:
                 seconds[name].append(elapsed)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return {name: of(times) for name, times in seconds.items()}
 
 
 def _turn(call: Call, seconds: float) -> float:

@@ -33,7 +33,8 @@ newest oldest:
 	$(PYTHON) -m venv --clear build/$@
 	build/$@/bin/python -m pip install -q --upgrade -e ".[test]" $(if $(filter oldest,$@),$(OLDEST))
 	build/$@/bin/python -m pip freeze
-	build/$@/bin/python -m pytest -q -n auto --dist worksteal -m "not slow and not gpu" tests
+	build/$@/bin/python -m pytest -q -n auto --dist worksteal -m "not slow and not gpu" \
+	  --doctest-ignore-import-errors tests
 
 # On a machine with a CUDA device and a torch for it, in the environment GPU_PYTHON: kernels, gradients
 # and generation there against float64 on the CPU. Without a device every test is skipped.

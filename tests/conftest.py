@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from packaging.requirements import Requirement
 
 from repository import ROOT
 
@@ -74,6 +77,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.grid)
             before |= these
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that says it needs a later version of a library, or of Python."""
+    for wanted, why in (mark.args for mark in item.iter_markers("needs")):
+        needed = Requirement(wanted)
+        found = platform.python_version() if needed.name == "python" else version(needed.name)
+        if not needed.specifier.contains(found, prereleases=True):
+            pytest.skip(f"needs {wanted}, got {found}: {why}")
 
 
 @pytest.fixture(

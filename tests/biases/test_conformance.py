@@ -242,6 +242,7 @@ def compiled_calls() -> Iterator[Any]:
                 yield pytest.param(case, WAYS[way], id=name, marks=marks)
 
 
+@pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 @pytest.mark.parametrize(("case", "way"), [*compiled_calls()])
 def test_compiled_it_has_the_same_values_and_gradients(case: Case, way: Way) -> None:
     """A bias without parameters is made before tracing, any other in the traced function."""

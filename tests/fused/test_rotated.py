@@ -161,6 +161,7 @@ def test_autocast_rounds_the_inputs_and_nothing_else(name: str) -> None:
     assert torch.equal(mine, rounded.bfloat16())
 
 
+@pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 @pytest.mark.parametrize(
     "name", [x if x == "RoPE" else pytest.param(x, marks=pytest.mark.slow) for x in ROTARY]
 )

@@ -79,10 +79,26 @@ def states(model: Any, **given: Any) -> torch.Tensor:
     return found
 
 
+one_graph = pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 names = pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "T5", "MPNet"])
 
 
-@names
+@one_graph
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bloom",
+        "mpt",
+        pytest.param(
+            "falcon",
+            marks=pytest.mark.needs("transformers >= 5.18", "Dynamo cannot trace how it masks"),
+        ),
+        "T5",
+        pytest.param(
+            "MPNet", marks=pytest.mark.needs("transformers >= 5.12", "it makes its mask itself")
+        ),
+    ],
+)
 def test_without_a_cache_and_gradients_a_model_is_one_graph(name: str) -> None:
     model, given = inner(name, 12), without_cache(name)
     with torch.no_grad(), na.patch(model):
@@ -93,6 +109,7 @@ def test_without_a_cache_and_gradients_a_model_is_one_graph(name: str) -> None:
         assert new_graphs() == 2  # without and with a mask
 
 
+@one_graph
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["mpt", pytest.param("bloom", marks=pytest.mark.slow)])
 def test_a_graph_follows_the_patches_of_its_model(name: str) -> None:
@@ -118,6 +135,7 @@ def test_a_graph_follows_the_patches_of_its_model(name: str) -> None:
         assert torch.equal(states(whole, **given), states(twin, **given))
 
 
+@one_graph
 @torch.no_grad()
 def test_a_graph_of_encoder_and_decoder() -> None:
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "decoder_start_token_id": 0}

@@ -69,6 +69,7 @@ def test_a_causal_family_has_windows_and_sinks(causal: bool) -> None:
     assert not torch.allclose(fused, every, atol=1e-3)
 
 
+@pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 def test_a_compiled_model_is_one_graph_without_gradients() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
     with na.patch(model, na.NTK(4.0), family=toy_family()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 import transformers
 from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, GenerationConfig
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import ntk_alibi as na
 import ntk_alibi.integrations  # registers the name
@@ -235,10 +233,7 @@ def generated(model: Any, texts: list[list[int]], **options: Any) -> list[list[i
 
 
 #: Older versions hand their paged cache other arguments.
-paged = pytest.mark.skipif(
-    len(inspect.signature(PagedAttentionCache.update).parameters) != 5,
-    reason="continuous batching needs the paged cache of transformers 5.23 or newer",
-)
+paged = pytest.mark.needs("transformers >= 5.20", "its paged cache took other arguments")
 
 
 @paged

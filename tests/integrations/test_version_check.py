@@ -31,14 +31,16 @@ def _a_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(transformers_versions, "transformers_version", lambda: version)
-    monkeypatch.setattr(version_check, "_checked", {})
+    monkeypatch.setattr(version_check, "_checked", set())
 
 
 @pytest.mark.parametrize("family", OF_TRANSFORMERS)
 def test_a_version_with_the_same_layers_is_patched_with_one_warning(family: str) -> None:
     model = model_of(family)
-    with pytest.warns(UserWarning, match=r"5.99.0 is not among .* to below 5.25 .* the same \("):
+    message = r"5.99.0 is not among .* to below 5.25 .* the same \("
+    with pytest.warns(UserWarning, match=message) as caught:
         na.patch(model, **FAMILIES[family].patch)
+    assert len(caught) == 1
     assert na.patched(model)
     na.unpatch(model)
     na.patch(model)  # without another warning, which would be an error
@@ -73,6 +75,13 @@ def test_a_model_by_name_is_checked_before_its_weights_are_there() -> None:
     config.alibi_scaling = {"alibi_type": "ntk", "factor": 4.0}
     with torch.device("meta"), pytest.warns(UserWarning, match="5.99.0"):
         transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ntk_alibi")
+
+
+def test_an_encoder_and_a_decoder_by_name_give_one_warning() -> None:
+    config = model_of("t5").config
+    with pytest.warns(UserWarning, match="5.99.0") as caught:
+        transformers.AutoModel.from_config(config, attn_implementation="ntk_alibi")
+    assert len(caught) == 1
 
 
 def wrapped(owner: Any, name: str, change: Callable[[Any, Any], Any]) -> tuple[Any, str, Any]:

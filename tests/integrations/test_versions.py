@@ -33,30 +33,13 @@ VERSIONS = {
 #: What a version needs in front of the packages of this environment.
 NEEDS = {"5.4.0": ("tokenizers<=0.23.0", "huggingface-hub<2")}
 
-#: Tests that need not pass on a version: 5.4 draws the loaded weights of the abridged remote code
-#: anew, in models without a patch, too; its Switch does not run in float64; its MPNet makes its
-#: mask itself, and Dynamo cannot trace the function that makes Falcon's, so that graphs break.
-LEFT_OUT = {
-    "5.4.0": (
-        f"{FOLDER}/families/test_baichuan.py::test_a_saved_model_is_the_unpatched_one",
-        f"{FOLDER}/families/test_bert_patches.py::test_saving_says_that_the_patch_is_not_saved",
-        f"{FOLDER}/test_table.py::test_an_oracle_of_nothing_is_the_model_itself[none-switch]",
-        *(
-            f"{FOLDER}/test_compiled_layers.py::"
-            f"test_without_a_cache_and_gradients_a_model_is_one_graph[{model}]"
-            for model in ("falcon", "MPNet")
-        ),
-    )
-}
-
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
-    """Run the quick tests: their grids run on the newest version."""
+    """Run the quick tests, but those that need a later one: grids run on the newest version."""
     wanted = f"transformers=={version}", *NEEDS.get(version, ())
     python = make_environment(tmp_path / "venv", *wanted)
     command = [python, "-c", "import transformers; print(transformers.__version__)"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.stdout.strip() == version, found.stderr
-    left_out = [f"--deselect={test}" for test in LEFT_OUT.get(version, ())]
-    run_tests(python, *left_out, *VERSIONS[version])
+    run_tests(python, *VERSIONS[version])

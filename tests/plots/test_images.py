@@ -41,6 +41,7 @@ def textless(name: str, theme: str) -> Figure:
     return figure
 
 
+@pytest.mark.needs("matplotlib >= 3.11", "which drew the images to compare with")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", PICTURES)
 def test_image(name: str, theme: str, tmp_path: Path) -> None:

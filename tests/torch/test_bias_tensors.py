@@ -59,6 +59,7 @@ def test_operator_registrations(name: str) -> None:
     torch.library.opcheck(operator._attention, arguments, test_utils=checks)
 
 
+@pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 @pytest.mark.parametrize("name", ["KerplePower", "Sandwich", "DistanceTable"])
 def test_constant_biases_are_traced(name: str) -> None:
     bias = CASES[name].make(*arrays(CASES[name], PLAIN)[3:])

@@ -309,5 +309,5 @@ def _find_tokenizer(model: Any) -> Any:
     source = getattr(model, "name_or_path", "")
     try:
         return AutoTokenizer.from_pretrained(source) if source else None
-    except (OSError, ValueError):  # there is none
+    except (OSError, ValueError, ImportError):  # there is none, or none that can be read
         return None

@@ -114,7 +114,7 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
     if rotary.decays and problem.traced:
         raise ValueError(
             "query_positions and key_positions must be None with XPOS where torch traces "
-            f"attention, got them with {rotary!r}"
+            f"attention, got them with {type(rotary).__name__}"
         )
     at_queries, at_keys = problem.positions(call.query)
     rotated = call.with_inputs(

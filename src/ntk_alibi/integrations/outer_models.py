@@ -91,7 +91,8 @@ def _read(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Replace the attention_mask of a call by what the other arguments say of packed segments."""
-    given = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+    # Dynamo of torch 2.9 takes strict=False for True.
+    given = {**dict(zip(names, args)), **kwargs} if args else kwargs  # noqa: B905
     rest, said, settings = args[len(names) :], describing(given), getattr(target, PATCHED).stack[-1]
     if settings is not None and settings.ranks is not None:
         from ntk_alibi.integrations import begin_shared_pass

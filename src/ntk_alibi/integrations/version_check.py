@@ -37,11 +37,13 @@ SIZES = {
 HEADS = 4
 TOKENS = 12
 
-_checked: dict[tuple[type, str], str] = {}
+_checked: set[tuple[type, str]] = set()
 
 
 def check(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> None:
-    """Check the code of a model's class, once for each kind of configuration, and warn.
+    """Check the code of a model's class, once for each kind of configuration, and warn once.
+
+    T5's encoder and decoder are of one class, and so are two checks with one warning.
 
     Args:
         family: the model's family.
@@ -66,7 +68,10 @@ def check(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> 
             f"not compute with a patch what it computes without: {error}; the model stays as it "
             "is, and a tested version of transformers would patch it"
         ) from error
-    _checked[kind] = what
+    first = all(checked is not kind[0] for checked, _ in _checked)
+    _checked.add(kind)
+    if not first:
+        return
     warnings.warn(
         f"{beyond} that the patches were tested with: a small random {type(model).__name__} was "
         f"compared with itself, patched, and is the same ({what})",

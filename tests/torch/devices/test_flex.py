@@ -149,6 +149,7 @@ def test_one_compilation_serves_all_lengths() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.needs("torch >= 2.11", "older ones read entries of a changing size as values")
 @pytest.mark.parametrize(
     ("batch", "queries", "lengths", "backend", "known"),
     [

@@ -48,10 +48,12 @@ def _forward(
     key_value_states: torch.Tensor | None = None,
     position_bias: None = None,
     **others: Any,
-) -> tuple[torch.Tensor, None, torch.Tensor | None]:
+) -> tuple[torch.Tensor | None, ...]:
     """Replace T5Attention.forward; there is no bias for the next layer."""
     context, weights = _attend(attend, layer, hidden_states, key_value_states, mask, others)
-    return context, None, weights
+    # Before 5.16, where layers got a scale, Switch takes a pair of a layer without weights.
+    pair = weights is None and not hasattr(layer, "scaling")
+    return (context, None) if pair else (context, None, weights)
 
 
 def _umt5_forward(

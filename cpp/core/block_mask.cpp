@@ -93,7 +93,7 @@ PairBits::PairBits(const AttentionProblem& problem, const KeyLists& lists, std::
       key_length_(problem.key_length),
       queries_(problem.query_length),
       tile_size_(tile_size) {
-  if (mask_ == nullptr || problem.batch == 0) return;
+  if (mask_ == nullptr || problem.batch == 0 || queries_ == 0) return;
   rows_ = lists.shared() && mask_->batch() <= 1 ? 1 : problem.batch;
   heads_ = mask_->heads();
   blocks_ = block_count(key_length_);

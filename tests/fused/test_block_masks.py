@@ -164,7 +164,7 @@ def tensors(values: Any) -> Any:
     return values
 
 
-@pytest.mark.parametrize(("bias", "options"), combinations())
+@pytest.mark.parametrize(("bias", "options"), list(combinations()))
 def test_every_bias_with_every_option(bias: Any, options: dict[str, Any]) -> None:
     """The core's results are near those of torch's operations in float64."""
     arrays = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM)
@@ -175,3 +175,124 @@ def test_every_bias_with_every_option(bias: Any, options: dict[str, Any]) -> Non
     for mine, exact in zip(found, wide, strict=True):
         np.testing.assert_allclose(mine, exact.numpy(), rtol=share, atol=6 * share)
     assert np.isneginf(found[1]).any()
+
+
+def test_hidden_keys_take_part_in_no_arithmetic() -> None:
+    arrays, mask = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM), pair_mask("half", SHAPE)
+    mask[..., 30:35] = mask[..., 64:128] = False
+    spoiled = [x.copy() for x in arrays]
+    for x, value in zip(spoiled[1:], (np.nan, np.inf), strict=True):
+        x[:, :, 30:35] = x[:, :, 64:128] = value
+    for _ in each_isa():
+        for one, other in zip(attend(arrays, mask), attend(spoiled, mask), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        mine, theirs = (run(x, BIAS, {"causal": False, "mask": mask})[0] for x in (arrays, spoiled))
+        for name in ("query", "key", "value", "left", "right"):
+            one, other = getattr(mine, name), getattr(theirs, name)
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_spoiled_key_stays_with_the_queries_that_see_it() -> None:
+    arrays, mask = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM), pair_mask("half", SHAPE)
+    arrays[1][:, :, 50] = np.nan
+    for _ in each_isa():
+        output, _ = attend(arrays, mask)
+        np.testing.assert_array_equal(np.isnan(output).any(-1), mask[..., 50])
+
+
+def test_counts_are_of_blocks_that_mask_and_rule_show() -> None:
+    mask = pair_mask("documents", (1, 1, 500, 500), 3)
+    arrays = inputs(1, 2, 2, 500, 500, 16)
+    for causal in (False, True):
+        seen = visible(np.arange(500), np.arange(500), causal=causal) & mask
+        for _ in each_isa():
+            _, _, stats = attend(arrays, mask, None, causal=causal, return_stats=True)
+            tile = next(
+                n for n in (32, 24, 20, 12)
+                if stats.visible[0, 0] == _visible_blocks(seen[0, 0], n)
+            )  # fmt: skip
+            assert (stats.visited == _visible_blocks(seen[0, 0], tile)).all()
+
+
+def _visible_blocks(seen: Any, tile: int) -> int:
+    queries, keys = (np.arange(0, 500, n) for n in (tile, 64))
+    rows = np.logical_or.reduceat(seen, queries, axis=0)
+    return int(np.logical_or.reduceat(rows, keys, axis=1).sum())
+
+
+@pytest.mark.parametrize("queries", [1, 2, 40, 300])
+def test_threads_do_not_change_a_bit(queries: int) -> None:
+    arrays = inputs(2, 4, 2, queries, 300, 16)
+    mask = pair_mask("half", (2, 4, queries, 300))
+    options = {"causal": False, "key_padding_mask": np.arange(300) % 9 > np.array([[2], [-1]])}
+    results = [
+        attend(arrays, na.BlockMask(mask), **options) for _ in each_number_of_threads(1, 2, 3)
+    ]
+    for result in results[1:]:
+        for one, other in zip(result, results[0], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_one_mask_for_calls_of_every_kind() -> None:
+    mask, arrays = pair_mask("half", SHAPE), inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM)
+    kept = na.BlockMask(mask)
+    for options in ({}, {"causal": True}, OPTIONS["left padding"], OPTIONS["segments"]):
+        for one, other in zip(
+            attend(arrays, kept, **options), attend(arrays, mask, **options), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_goes_on_from_other_keys() -> None:
+    arrays, mask = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM), pair_mask("half", SHAPE)
+    places = {"query_positions": np.arange(KEYS - QUERIES, KEYS)}
+    parts = [slice(0, 90), slice(90, KEYS)]
+    before = None
+    for part in parts:
+        cut = [arrays[0], *(x[:, :, part] for x in arrays[1:])]
+        options = {**places, "key_positions": np.arange(KEYS)[part], "initial": before}
+        before = attend(cut, mask[..., part], **options)
+    check(*arrays, dense(mask), before)
+
+
+def test_quantized_rows_and_kept_norms() -> None:
+    query, key, value = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM)
+    rows = [na.QuantizedRows.of(x) for x in (key, value)]
+    wide = [x.dequantized() for x in rows]
+    for queries in (1, 2, QUERIES):
+        mask = pair_mask("empty rows", SHAPE)[:, :, -queries:]
+        found = attend([query[:, :, -queries:], *rows], mask)
+        check(query[:, :, -queries:], *wide, dense(mask), found)
+    norms = na.KeyNorms()
+    norms.update(key)
+    mask = pair_mask("half", SHAPE)
+    check(query, key, value, dense(mask), attend([query, key, value], mask, key_norms=norms))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_certificates_hold(kind: str) -> None:
+    arrays = inputs(1, 4, 2, 600, 700, 16)
+    mask, bias = pair_mask(kind, (1, 4, 600, 700)), na.ALiBi(4, sides="symmetric")
+    for tolerance in (0.0, 2.0**-8, 0.5):
+        result = attend(arrays, mask, bias, skip_tolerance=tolerance)
+        check(*arrays, dense(mask, bias), result, tolerance=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [(1, 1), (33, 64), (65, 129), (300, 301), (31, 1000)])
+@pytest.mark.parametrize("dim", [1, 15, 64, 80])
+@pytest.mark.parametrize("padded", [False, True])
+def test_grid(kind: str, lengths: tuple[int, int], dim: int, padded: bool) -> None:
+    queries, keys = lengths
+    arrays = inputs(2, 4, 2, queries, keys, dim)
+    mask = pair_mask(kind, (2, 4, queries, keys), 7)
+    real = np.arange(keys) >= np.array([[keys // 3], [0]])
+    options: dict[str, Any] = {"key_padding_mask": real} if padded else {}
+    seen = mask & real[:, None, None] if padded else mask
+    for _ in each_isa():
+        for layout in LAYOUTS:
+            given = laid_out_mask(mask, layout)
+            check(*arrays, dense(seen), attend(arrays, given, **options))
+        result, do, dl = run(arrays, BIAS, {"causal": False, "mask": mask, **options})
+        check_gradients(expected(arrays, dense(seen), do, dl), result)

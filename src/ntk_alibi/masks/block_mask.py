@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._torch_state import has_values, is_transformed
 
 #: The number of queries and of keys in a block of the pictures and of `block_states`.
 KEYS_PER_BLOCK: int = _core.keys_per_block
@@ -72,6 +74,13 @@ class BlockMask:
             )
         self.mask = mask
         self._bits: _core.BlockMask | None = None
+        if _arrays.is_tensor(mask) and has_values(mask) and (memory := _memory(mask)):
+            _KEPT.setdefault(memory, self)
+
+    @classmethod
+    def of(cls, mask: Any) -> BlockMask:
+        """Return the mask that was made of this tensor and is still alive, or a new one."""
+        return _KEPT.get(_memory(mask)) or cls(mask)
 
     def __repr__(self) -> str:
         return f"BlockMask(shape={self.shape})"
@@ -106,6 +115,17 @@ class BlockMask:
         """Return the mask of some queries and keys."""
         whole = slice(0, self.shape[2]), slice(0, self.shape[3])
         return self if (queries, keys) == whole else BlockMask(self.mask[:, :, queries, keys])
+
+
+#: Masks of tensors by their memory: torch's operator gets the tensor alone.
+_KEPT: WeakValueDictionary[Any, BlockMask] = WeakValueDictionary()
+
+
+def _memory(mask: Any) -> tuple[Any, ...] | None:
+    """Return what tells the values of a tensor in main memory from others, or None."""
+    if not mask.is_cpu or mask.is_inference() or is_transformed(maps=True):
+        return None
+    return mask.data_ptr(), tuple(mask.shape), mask.stride(), mask._version
 
 
 def checked_block_mask(mask: Any, shape: tuple[int, ...], query: Any) -> BlockMask:

@@ -154,7 +154,8 @@ def _make_call(
         problem = Problem.checked(shape, mask, like=like, **given)
         bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
     if visible is not None:
-        problem = problem._replace(visible=BlockMask(visible))
+        of_tensor = BlockMask.of if in_core else BlockMask
+        problem = problem._replace(visible=of_tensor(rest[count - 1]))
     return AttentionCall(
         query, key, value, bias, problem, way, rule, scale, skip_tolerance,
         factors=factors, initial_logsumexp=known, dropout=make_dropout(seed, dropout),

@@ -44,6 +44,7 @@ class Variant(NamedTuple):
         exempt: whether there are exempt tokens.
         first: whether the bias of exempt tokens is a constant.
         factors: whether scores have factors.
+        masked: whether there is a mask of pairs.
         padded: whether lengths were padded to multiples of a block.
         log: whether the logsumexp is needed.
         divided: whether there is a single query, whose keys may be divided among multiprocessors.
@@ -53,6 +54,7 @@ class Variant(NamedTuple):
     exempt: bool
     first: bool
     factors: bool
+    masked: bool
     padded: bool
     log: bool
     divided: bool
@@ -76,6 +78,7 @@ def choose_variant(call: AttentionCall, *, padded: bool, log: bool) -> Variant:
         exempt=bias.exempt > 0,
         first=bias.first is not None,
         factors=call.factors is not None,
+        masked=call.problem.visible is not None,
         padded=padded,
         log=log,
         divided=queries == 1 and batch <= MOST_DIVIDED and not padded,

@@ -22,7 +22,7 @@ std::uint64_t pack(const std::uint8_t* bytes, std::int64_t stride, std::int64_t 
     constexpr std::uint64_t low = 0x7f7f7f7f7f7f7f7f;
     std::uint64_t eight;
     std::memcpy(&eight, bytes + k, sizeof eight);
-    // The highest bit of each byte, then those of all bytes side by side.
+    // The highest bit of each byte, then the bits of all bytes side by side.
     const std::uint64_t set = (((eight & low) + low) | eight) & ~low;
     word |= ((set >> 7) * 0x0102040810204080 >> 56) << k;
   }
@@ -62,8 +62,7 @@ std::vector<Run> runs_of(const KeyList& keys) {
 
 BlockMask::BlockMask(const MaskView& view) {
   const auto different = [&](int axis) {
-    return view.strides[axis] == 0 ? std::min<std::int64_t>(view.shape[axis], 1)
-                                   : view.shape[axis];
+    return view.strides[axis] == 0 ? std::min<std::int64_t>(view.shape[axis], 1) : view.shape[axis];
   };
   batch_ = different(0), heads_ = different(1), queries_ = different(2);
   const std::int64_t keys = view.shape[3];
@@ -126,8 +125,7 @@ void PairBits::copy(std::int64_t b) {
   const std::int64_t grain = 1 + least_bytes / (1 + key_length_);
   parallel_for_each(heads_ * different, grain, [&](std::int64_t row) {
     const std::int64_t h = row / different, query = row % different;
-    const std::uint64_t* from =
-        mask_->row(part_.first_row + b, h, part_.first_query + query);
+    const std::uint64_t* from = mask_->row(part_.first_row + b, h, part_.first_query + query);
     std::uint64_t* to = copies_.data() + (b * heads_ * different + row) * blocks_;
     for (const Run& run : runs)
       for (std::int64_t done = 0; done < run.count;) {

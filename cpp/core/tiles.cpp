@@ -168,10 +168,10 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
           std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope &&
           std::max(rows.far_left_slopes[r], rows.far_right_slopes[r]) <= moderate_slope;
       const std::int64_t negligible = moderate ? near_distance : 0;
-      nearest = bits_.exist() ? keys_of(b).one_sided_distance(rows.positions[r], interval,
-                                                              negligible, bits_.words(b, h, i))
-                              : keys_of(b).one_sided_distance(rows.positions[r], interval,
-                                                              negligible);
+      nearest = bits_.exist()
+                    ? keys_of(b).one_sided_distance(rows.positions[r], interval, negligible,
+                                                    bits_.words(b, h, i))
+                    : keys_of(b).one_sided_distance(rows.positions[r], interval, negligible);
       const double away = std::abs(static_cast<double>(nearest));
       rows.knees[r] = static_cast<float>(std::max(knee_of(p.bias) - away, 0.0));
       rows.shifts[r] = nearest > 0   ? -penalty(away, left, far_left, knee_of(p.bias))
@@ -242,8 +242,8 @@ bool Tiles::sees_a_key(std::int64_t b, const AttentionTile& tile, int query) con
   if (linear && words == nullptr) return true;
   const KeyList keys = keys_of(b).view();
   for (std::int64_t c = 0; c < keys.count; ++c) {
-    if (words != nullptr && (words[query * tile.mask.words_stride + c / keys_per_block] >>
-                                 c % keys_per_block & 1) == 0)
+    if (words != nullptr &&
+        (words[query * tile.mask.words_stride + c / keys_per_block] >> c % keys_per_block & 1) == 0)
       continue;
     const std::int64_t row = keys.indices ? keys.indices[c] : c;
     const std::int64_t distance = std::int64_t{position} - (keys.positions ? keys.positions[c] : c);

@@ -68,7 +68,8 @@ def _attention() -> Function:
         "causal_block": (*NO_INTEGER, 0),
         "sink": (*NO_INTEGER, None),
         "mask": (
-            "x", True, object(), na.BlockMask, [[True]], ones(1, 1, 3, 3), np.ones((1, 1, 3, 3), int),
+            "x", True, object(), na.BlockMask, [[True]], ones(1, 1, 3, 3),
+            np.ones((1, 1, 3, 3), int),
             *(np.ones(n, bool) for n in ((3, 3), (3, 1, 3, 3), (2, 3, 3, 3), (1, 1, 2, 3))),
             torch.ones(1, 1, 3, 3, dtype=torch.bool),
         ),

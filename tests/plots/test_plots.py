@@ -157,7 +157,9 @@ def test_blocks_of_a_mask_are_what_the_kernel_skips() -> None:
     np.testing.assert_array_equal(states > 0, blocks.any((1, 3)))
     np.testing.assert_array_equal(states == 2, blocks.all((1, 3)))
     drawn = plots.mask(12, mask=mask[:1, :1, :12, :12]).get_images()[0].get_array()
-    np.testing.assert_array_equal(np.asarray(drawn) > 0, mask[0, 0, :12, :12] & np.tri(12, dtype=bool))
+    np.testing.assert_array_equal(
+        np.asarray(drawn) > 0, mask[0, 0, :12, :12] & np.tri(12, dtype=bool)
+    )
 
 
 def test_blocks_are_what_the_kernel_counted() -> None:

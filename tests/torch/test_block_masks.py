@@ -27,7 +27,9 @@ def tensors(*, dtype: torch.dtype = torch.float32, grad: bool = False) -> list[t
     ]
 
 
-def mask_of(kind: str = "empty rows", shape: tuple[int, ...] = SHAPE, seed: int = 0) -> torch.Tensor:
+def mask_of(
+    kind: str = "empty rows", shape: tuple[int, ...] = SHAPE, seed: int = 0
+) -> torch.Tensor:
     return torch.from_numpy(pair_mask(kind, shape, seed))  # type: ignore[arg-type]
 
 

@@ -35,8 +35,8 @@ Rows<Void> contiguous(Void* data, std::int64_t heads, std::int64_t rows, std::in
   return {data, element_count(heads, rows, head_dim), element_count(1, rows, head_dim), head_dim};
 }
 
-// A mask (batch, query_heads, query_length, key_length) of bytes, 0 where a query must not see a key.
-// Strides are in bytes; a stride of 0 repeats an axis.
+// A mask (batch, query_heads, query_length, key_length) of bytes, 0 where a query must not see a
+// key. Strides are in bytes; a stride of 0 repeats an axis.
 struct Mask {
   const std::uint8_t* data = nullptr;
   std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0, key_stride = 1;

@@ -241,10 +241,10 @@ class Problem(NamedTuple):
 
     def for_heads(self, heads: int | slice) -> Problem:
         """Return the problem of some heads, or of another number of heads with one mask."""
-        visible, count = self.visible, heads
         if isinstance(heads, slice):
-            visible, count = visible and visible.for_heads(heads), heads.stop - heads.start
-        return self._replace(shape=(self.shape[0], count, *self.shape[2:]), visible=visible)
+            visible = self.visible and self.visible.for_heads(heads)
+            return self._replace(visible=visible).for_heads(heads.stop - heads.start)
+        return self._replace(shape=(self.shape[0], heads, *self.shape[2:]))
 
     def part(self, queries: slice, keys: slice) -> Problem:
         """Return the problem of some of the queries and keys, which keep their positions.

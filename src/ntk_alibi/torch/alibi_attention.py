@@ -181,6 +181,7 @@ class AlibiAttention(nn.Module):
         if v.shape != k.shape:
             raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
         of_pairs = isinstance(mask, masks.BlockMask) or getattr(mask, "ndim", 0) == 4
+        pairs, padding = (mask, None) if of_pairs else (None, cast(Any, mask))
         if mask is not None and not of_pairs:
             if not _arrays.is_array(mask):
                 raise TypeError(
@@ -200,8 +201,8 @@ class AlibiAttention(nn.Module):
             causal=self.causal,
             window=self.window,
             align=self.align,
-            mask=mask if of_pairs else None,
-            key_padding_mask=None if of_pairs else mask,
+            mask=pairs,
+            key_padding_mask=padding,
             dropout=self.dropout if self.training else NO_DROPOUT,
         )
         merged = output.transpose(1, 2).flatten(2)

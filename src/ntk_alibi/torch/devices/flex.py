@@ -175,9 +175,9 @@ def block_mask(captured: Captured, lengths: tuple[int, int], *, backward: bool) 
 def visible_blocks(captured: Captured) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which blocks are partly and which fully visible.
 
-    Both results are (1 or batch, 1 or heads, blocks of queries, blocks of keys). In a fully visible block
-    every query sees every key. The bounds of a block's positions decide, so a block may be called
-    partly visible that no query sees, but no visible block is left out.
+    Both results are (1 or batch, 1 or heads, blocks of queries, blocks of keys). In a fully visible
+    block every query sees every key. The bounds of a block's positions decide, so a block may be
+    called partly visible that no query sees, but no visible block is left out.
     """
     keys, sink = captured["key_positions"], captured["sink"]
     real = keys >= 0

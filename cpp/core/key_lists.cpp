@@ -111,6 +111,7 @@ std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query, const VisibleI
     if (distance < 0) ahead = std::min(ahead, -distance);
     if (keys.positions == nullptr || rise_) break;
   }
+  if (behind <= negligible) return 0;
   for (std::int64_t c = middle; c < keys.count && visible.least_distance < 0; ++c) {
     if (words[c / keys_per_block] == 0) {
       c |= keys_per_block - 1;

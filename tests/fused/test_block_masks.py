@@ -279,6 +279,26 @@ def test_certificates_hold(kind: str) -> None:
         check(*arrays, dense(mask, bias), result, tolerance=tolerance)
 
 
+@pytest.mark.parametrize("side", ["behind", "ahead"])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_keys_that_are_all_far_have_exact_weights(side: str, queries: int) -> None:
+    """As if the keys between were not there: distances count from the nearest visible key."""
+    keys, near = 4000, 3000
+    arrays = inputs(1, 2, 1, queries, keys, 16)
+    bias = na.ALiBi(2, slopes=np.float32([0.5, 0.03]), sides="symmetric")
+    at_queries = np.arange(keys - queries, keys) if side == "behind" else np.arange(queries)
+    seen = slice(0, keys - near) if side == "behind" else slice(near, keys)
+    mask = np.zeros((1, 1, queries, keys), np.bool_)
+    mask[..., seen] = True
+    found = attend(arrays, mask, bias, query_positions=at_queries, skip_tolerance=None)
+    other = attend(
+        [arrays[0], *(x[:, :, seen] for x in arrays[1:])], None, bias,
+        query_positions=at_queries, key_positions=np.arange(keys)[seen], skip_tolerance=None,
+    )  # fmt: skip
+    np.testing.assert_allclose(found[0], other[0], atol=2e-6)
+    np.testing.assert_allclose(found[1], other[1], rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [(1, 1), (33, 64), (65, 129), (300, 301), (31, 1000)])

@@ -1,6 +1,6 @@
-"""Run one of the nine benchmarks.
+"""Run one of the ten benchmarks.
 
-They are bias, gradient, bloom, models, short, real, attention, distributed and gpu.
+They are bias, gradient, masks, bloom, models, short, real, attention, distributed and gpu.
 """
 
 from __future__ import annotations
@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import ntk_alibi as na
-from benchmarks import DOCUMENT, ROOT, attention, bias, bloom, gpu, gradient, models, real, short
+from benchmarks import (
+    DOCUMENT,
+    ROOT,
+    attention,
+    bias,
+    bloom,
+    gpu,
+    gradient,
+    masks,
+    models,
+    real,
+    short,
+)
 from benchmarks.distributed import computed, limited_link, measured
 from ntk_alibi.evaluation.report.markdown import replace_section, section
 
@@ -78,6 +90,7 @@ def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 ONE_TABLE: dict[str, Any] = {
     "bias": bias,
     "gradient": gradient,
+    "masks": masks,
     "bloom": bloom,
     "short": short,
     "real": real,
@@ -154,7 +167,8 @@ def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    of_rounds = {"bias": 7, "gradient": 3, "bloom": 3, "short": 7, "real": 3, "distributed": 3, "gpu": 9}
+    of_rounds = {"bias": 7, "gradient": 3, "masks": 5, "bloom": 3, "short": 7, "real": 3}
+    of_rounds |= {"distributed": 3, "gpu": 9}
     longest = {"models": max(models.LENGTHS), "attention": 32768}
     for name, rounds in (of_rounds | dict.fromkeys(longest, 3)).items():
         benchmark = benchmarks.add_parser(name)

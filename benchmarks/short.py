@@ -118,7 +118,11 @@ def run(rounds: int) -> str:
 
 def _of_decoder(decoder: Decoder, dtype: torch.dtype, rows: int, prompt: int, rounds: int) -> str:
     call = by_steps if decoder.by_steps else generate
-    return _ratio(lambda: decoder.build().to(dtype), lambda model: call(model, rows, prompt), rounds)
+
+    def build() -> Any:
+        return decoder.build().to(dtype)
+
+    return _ratio(build, lambda model: call(model, rows, prompt), rounds)
 
 
 def _of_encoder(
@@ -151,7 +155,7 @@ def _ids(rows: int, tokens: int) -> torch.Tensor:
 
 
 def generate(model: Any, rows: int, prompt: int) -> Call:
-    """Return a call of generate(), greedy, with a prompt without padding."""
+    """Return a call that generates greedily after a prompt without padding."""
     ids = _ids(rows, prompt)
     count = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/attention.h"
+#include "core/block_mask.h"
 #include "core/slopes.h"
 
 namespace ntk_alibi {
@@ -125,6 +126,9 @@ void check_scalars(const AttentionArguments& a) {
 void check_mask(const AttentionArguments& a) {
   if (a.window) check_integer("window", *a.window, 1);
   check_integer("sink", a.sink, 0);
+  for (const std::int64_t stride :
+       {a.mask.batch_stride, a.mask.head_stride, a.mask.query_stride, a.mask.key_stride})
+    check_integer("mask's strides", stride, -greatest_size, greatest_size);
   if (!a.causal_block) return;
   check_integer("causal_block", *a.causal_block, 1);
   if (!a.causal) throw std::invalid_argument("causal must be true with causal_block, got false");
@@ -169,6 +173,14 @@ void attention(const AttentionArguments& a) {
   problem.key_mask = a.key_padding_mask;
   problem.mask = {a.causal, a.window.value_or(MaskRule::no_window), a.causal_block.value_or(0),
                   a.sink};
+  std::optional<BlockMask> mask;
+  if (a.mask.data != nullptr) {
+    const Mask& m = a.mask;
+    mask.emplace(MaskView{m.data,
+                          {a.batch, a.query_heads, a.query_length, a.key_length},
+                          {m.batch_stride, m.head_stride, m.query_stride, m.key_stride}});
+    problem.pairs = {&*mask, 0, 0, 0};
+  }
   if (a.slopes != nullptr) {
     problem.bias.kind = BiasKind::two_sided;
     problem.bias.left = problem.bias.right = {a.slopes, 0, 1, 0};

@@ -3,6 +3,7 @@
 
 #include "bindings/pybind.h"
 #include "core/attention_gradient.h"
+#include "core/block_mask.h"
 #include "core/dropout.h"
 #include "core/merge.h"
 #include "core/segments.h"
@@ -23,6 +24,7 @@ struct Tokens {
   std::optional<py::array_t<std::int32_t>> query_positions, key_positions;
   std::optional<py::array_t<std::uint8_t>> key_mask;  // contiguous
   std::optional<py::array_t<float>> factors;
+  std::shared_ptr<BlockMask> pairs;
   // (segments, 6), contiguous: begin and end of the rows, queries and keys of packed segments.
   std::optional<py::array_t<std::int64_t, py::array::c_style>> segments;
 
@@ -120,6 +122,7 @@ struct Inputs {
       problem.query_positions = view_positions(tokens->query_positions);
       problem.key_positions = view_positions(tokens->key_positions);
       problem.key_mask = tokens->key_mask ? tokens->key_mask->data() : nullptr;
+      problem.pairs.mask = tokens->pairs.get();
       if (tokens->factors) problem.factors = view_per_query(*tokens->factors);
     }
     return problem;
@@ -193,6 +196,17 @@ void bind_attention_gradients(const py::array& query, const py::array& key, cons
   attention_gradients(problem, gradients);
 }
 
+// The mask is read before this returns.
+std::shared_ptr<BlockMask> read_block_mask(const py::array_t<bool>& mask) {
+  MaskView view{reinterpret_cast<const std::uint8_t*>(mask.data()), {}, {}};
+  for (int axis = 0; axis < 4; ++axis) {
+    view.shape[axis] = mask.shape(axis);
+    view.strides[axis] = mask.shape(axis) == 1 ? 0 : mask.strides(axis);
+  }
+  py::gil_scoped_release release;
+  return std::make_shared<BlockMask>(view);
+}
+
 // One number of 16 bits for each pair of (batch, heads, queries, keys).
 py::array_t<std::uint16_t> bind_random_numbers(const Dropout& dropout,
                                                const std::array<py::ssize_t, 4>& shape) {
@@ -241,6 +255,8 @@ void bind_measure_key_norms(const py::array& key, std::int64_t known, py::array_
 }  // namespace
 
 void register_attention(py::module_& module) {
+  py::class_<BlockMask, std::shared_ptr<BlockMask>>(module, "BlockMask")
+      .def(py::init(&read_block_mask), py::arg("mask"));
   py::class_<CallRule>(module, "CallRule")
       .def(py::init([](float scale, std::optional<double> skip_tolerance,
                        const std::vector<std::int64_t>& mask_options) {
@@ -251,9 +267,11 @@ void register_attention(py::module_& module) {
       .def(py::init<std::optional<py::array_t<std::int32_t>>,
                     std::optional<py::array_t<std::int32_t>>,
                     std::optional<py::array_t<std::uint8_t>>, std::optional<py::array_t<float>>,
+                    std::shared_ptr<BlockMask>,
                     std::optional<py::array_t<std::int64_t, py::array::c_style>>>(),
            py::arg("query_positions"), py::arg("key_positions"), py::arg("key_mask"),
-           py::arg("factors") = py::none(), py::arg("segments") = py::none());
+           py::arg("factors") = py::none(), py::arg("pairs") = nullptr,
+           py::arg("segments") = py::none());
   py::class_<KeyScales>(module, "KeyScales")
       .def(py::init<py::array_t<float>, py::array_t<float>>(), py::arg("key"), py::arg("value"));
   py::class_<Dropout>(module, "Dropout")

@@ -30,6 +30,15 @@ struct AttentionBias {
   std::int64_t dense_strides[4];
 };
 
+class BlockMask;
+
+// The part of a mask of pairs that a problem has, from this row, query and key on. Without a mask
+// all pairs are visible.
+struct PairMask {
+  const BlockMask* mask;
+  std::int64_t first_row, first_query, first_key;
+};
+
 constexpr int kinds_of_counts = 3;
 
 struct AttentionProblem {
@@ -46,6 +55,7 @@ struct AttentionProblem {
   PositionView query_positions, key_positions;
   const std::uint8_t* key_mask;  // (batch, keys), 0 for padding; or null
   MaskRule mask;
+  PairMask pairs = {nullptr, 0, 0, 0};
   AttentionBias bias;
   // Of the first row, head and query, and of the first key.
   Dropout dropout = {0, 1.0f, {0, 0}, 0, 0, 0, 0};

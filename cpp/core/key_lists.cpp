@@ -81,6 +81,51 @@ std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query, const VisibleI
   return query - (behind == none ? ahead : behind);
 }
 
+std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query, const VisibleInterval& visible,
+                                              std::int64_t negligible,
+                                              const std::uint64_t* words) const {
+  const KeyList keys = view();
+  const auto position = [&](std::int64_t c) -> std::int64_t {
+    return keys.positions ? keys.positions[c] : c;
+  };
+  const auto shown = [&](std::int64_t c) {
+    return (words[c / keys_per_block] >> c % keys_per_block & 1) != 0 &&
+           visible.shows(query - position(c), query);
+  };
+  // Where positions rise, the nearest keys are beside the query.
+  std::int64_t middle = keys.count;  // the keys before it are not ahead of the query
+  if (keys.positions == nullptr)
+    middle = std::clamp<std::int64_t>(std::int64_t{query} + 1, 0, keys.count);
+  else if (rise_)
+    middle = std::upper_bound(positions_.begin(), positions_.end(), query) - positions_.begin();
+  constexpr std::int64_t far = std::int64_t{1} << 62;
+  std::int64_t behind = far, ahead = far;
+  for (std::int64_t c = middle - 1; c >= 0; --c) {
+    if (words[c / keys_per_block] == 0) {
+      c -= c % keys_per_block;
+      continue;
+    }
+    if (!shown(c)) continue;
+    const std::int64_t distance = query - position(c);
+    if (distance >= 0) behind = std::min(behind, distance);
+    if (distance < 0) ahead = std::min(ahead, -distance);
+    if (keys.positions == nullptr || rise_) break;
+  }
+  if (behind <= negligible) return 0;
+  for (std::int64_t c = middle; c < keys.count && visible.least_distance < 0; ++c) {
+    if (words[c / keys_per_block] == 0) {
+      c |= keys_per_block - 1;
+      continue;
+    }
+    if (!shown(c)) continue;
+    ahead = position(c) - query;
+    break;
+  }
+  if ((behind == far) == (ahead == far)) return 0;
+  const std::int64_t nearest = std::min(behind, ahead);
+  return nearest <= negligible ? 0 : behind < ahead ? nearest : -nearest;
+}
+
 bool OwnedKeyList::is_any_visible(std::int32_t query, const VisibleInterval& visible) const {
   const std::int64_t last = std::int64_t{query} - visible.least_distance;
   const std::int64_t first = least_from(std::int64_t{query} - visible.greatest_distance);

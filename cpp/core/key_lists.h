@@ -20,6 +20,10 @@ class OwnedKeyList {
   std::int64_t one_sided_distance(std::int32_t query, const VisibleInterval& visible,
                                   std::int64_t negligible) const;
 
+  // The same among the keys whose bits are set in the words of the query.
+  std::int64_t one_sided_distance(std::int32_t query, const VisibleInterval& visible,
+                                  std::int64_t negligible, const std::uint64_t* words) const;
+
   bool is_any_visible(std::int32_t query, const VisibleInterval& visible) const;
 
  private:
@@ -42,6 +46,7 @@ class KeyLists {
  public:
   explicit KeyLists(const AttentionProblem& problem);
 
+  bool shared() const { return lists_.size() <= 1; }
   const OwnedKeyList& of_row(std::int64_t b) const { return lists_[lists_.size() > 1 ? b : 0]; }
 
  private:

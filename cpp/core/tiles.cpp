@@ -83,6 +83,7 @@ Tiles::Tiles(const AttentionProblem& problem)
     : problem_(problem),
       kernels_(active_kernels()),
       lists_(problem),
+      bits_(problem, lists_, kernels_.queries_per_tile),
       bounds_(problem, lists_),
       greatest_scale_(greatest_scale(problem)) {}
 
@@ -109,7 +110,12 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.query_positions = rows.positions;
   tile.keys = keys_of(b).view();
   tile.tiles_of_keys = tiles_of_keys();
-  tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends};
+  tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends, nullptr, 0, nullptr};
+  if (bits_.exist()) {
+    tile.mask.words = bits_.words(b, h, first);
+    tile.mask.words_stride = bits_.stride();
+    tile.mask.shown = bits_.shown(b, h, first, count);
+  }
   tile.bias = describe_bias(b, h, first, count, rows);
   tile.dropout = moved(p.dropout, b, h, first);
   tile.skipping = bounds_.of_head(b, h);
@@ -161,8 +167,11 @@ void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first,
       const bool moderate =
           std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope &&
           std::max(rows.far_left_slopes[r], rows.far_right_slopes[r]) <= moderate_slope;
-      nearest =
-          keys_of(b).one_sided_distance(rows.positions[r], interval, moderate ? near_distance : 0);
+      const std::int64_t negligible = moderate ? near_distance : 0;
+      nearest = bits_.exist()
+                    ? keys_of(b).one_sided_distance(rows.positions[r], interval, negligible,
+                                                    bits_.words(b, h, i))
+                    : keys_of(b).one_sided_distance(rows.positions[r], interval, negligible);
       const double away = std::abs(static_cast<double>(nearest));
       rows.knees[r] = static_cast<float>(std::max(knee_of(p.bias) - away, 0.0));
       rows.shifts[r] = nearest > 0   ? -penalty(away, left, far_left, knee_of(p.bias))
@@ -228,12 +237,18 @@ bool Tiles::sees_a_key(std::int64_t b, const AttentionTile& tile, int query) con
   const std::int32_t position = tile.query_positions[query];
   if (!keys_of(b).is_any_visible(position, interval)) return false;
   const TileBias& bias = tile.bias;
-  if (bias.table == nullptr && bias.key_sums == nullptr && bias.dense == nullptr) return true;
+  const std::uint64_t* words = tile.mask.words;
+  const bool linear = bias.table == nullptr && bias.key_sums == nullptr && bias.dense == nullptr;
+  if (linear && words == nullptr) return true;
   const KeyList keys = keys_of(b).view();
   for (std::int64_t c = 0; c < keys.count; ++c) {
+    if (words != nullptr &&
+        (words[query * tile.mask.words_stride + c / keys_per_block] >> c % keys_per_block & 1) == 0)
+      continue;
     const std::int64_t row = keys.indices ? keys.indices[c] : c;
     const std::int64_t distance = std::int64_t{position} - (keys.positions ? keys.positions[c] : c);
-    if (interval.shows(distance, position) && gathered_bias(bias, query, row, distance) > -infinity)
+    if (interval.shows(distance, position) &&
+        (linear || gathered_bias(bias, query, row, distance) > -infinity))
       return true;
   }
   return false;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/attention.h"
+#include "core/block_mask.h"
 #include "core/isa.h"
 #include "core/key_lists.h"
 #include "core/skip_bounds.h"
@@ -69,6 +70,7 @@ class Tiles {
   const AttentionProblem& problem_;
   const KernelTable& kernels_;
   const KeyLists lists_;
+  const PairBits bits_;
   const SkipBounds bounds_;
   const float greatest_scale_;
 };

@@ -104,13 +104,13 @@ class TileWalk {
 
  private:
   void visit(std::int64_t b) {
-    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
+    if (!reach_.sees(tile_, b) || certificate_.try_drop(b)) return;
 #if defined(NTK_ALIBI_AMX)
     if constexpr (Words::in_matrices) return visit_by_matrices(b);
 #endif
     const int count = reach_.keys_to_read(tile_, b * keys_per_block);
     const ScoredBlock block{scored_.scores == s_.scores[0] ? s_.scores[1] : s_.scores[0], b, count,
-                            unmasked_keys(tile_, s_, reach_, b, count)};
+                            unmasked_keys(tile_, s_, reach_, b, count), load_bits(tile_, s_, b)};
     with_functor(tile_.bias.kind, [&](auto functor) {
       using Bias = typename decltype(functor)::type;
       score_block<Words, Bias>(tile_, s_, rows_.keys(b), block, scored_);
@@ -128,7 +128,8 @@ class TileWalk {
 #if defined(NTK_ALIBI_AMX)
   void visit_by_matrices(std::int64_t b) {
     const int count = reach_.keys_to_read(tile_, b * keys_per_block);
-    scored_ = {s_.scores[0], b, count, unmasked_keys(tile_, s_, reach_, b, count)};
+    scored_ = {s_.scores[0], b, count, unmasked_keys(tile_, s_, reach_, b, count),
+               load_bits(tile_, s_, b)};
     multiply_matrices(s_.query, rows_.even_keys(b), tile_.head_dim, scored_.count, scored_.scores);
     ++read_.scored;
     with_functor(tile_.bias.kind,
@@ -142,7 +143,7 @@ class TileWalk {
     bool weighed = false;
     if constexpr (Bias::depends_on_distance)
       if (!maximum_rises_ && tile_.keys.positions == nullptr &&
-          scored_.unmasked.holds(0, keys_per_block))
+          scored_.unmasked.holds(0, keys_per_block) && !scored_.mixed)
         weighed = weigh_products<Bias>(tile_, s_, scored_, s_.scores[1], sums);
     if (!weighed) score_products<Words, Bias>(tile_, s_, scored_);
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_))) return;

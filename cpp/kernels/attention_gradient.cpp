@@ -94,10 +94,11 @@ class GradientWalk {
   static std::int64_t smaller_of(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
   void visit(std::int64_t b) {
-    if (!reach_.sees(block_of(tile_.keys, b)) || certificate_.try_drop(b)) return;
+    if (!reach_.sees(tile_, b) || certificate_.try_drop(b)) return;
     const int count = reach_.keys_to_read(tile_, b * keys_per_block);
     const ScoredBlock block{s_.tile.scores[0], b, count,
-                            unmasked_keys(tile_, s_.tile, reach_, b, count)};
+                            unmasked_keys(tile_, s_.tile, reach_, b, count),
+                            load_bits(tile_, s_.tile, b)};
     with_functor(tile_.bias.kind,
                  [&](auto functor) { score<typename decltype(functor)::type>(block); });
     if (certificate_.possible() && certificate_.try_drop_scored(greatest_excess(s_.tile))) return;

@@ -58,7 +58,7 @@ class Decoder {
         part->rest_dropped = true;
         break;
       }
-      if (!reach.sees(block_of(tile_.keys, b)) || certificate.try_drop(b)) continue;
+      if (!reach.sees(tile_, b) || certificate.try_drop(b)) continue;
       ++part->read.scored;
       const float maximum = score_block(b, reach);
       const double log_sum_so_far = certificate.least_log_sum() + centre_score_;
@@ -103,10 +103,15 @@ class Decoder {
   float score_block(std::int64_t b, const TileReach& reach) {
     const std::int64_t begin = b * keys_per_block;
     const int count = reach.keys_to_read(tile_, begin);
+    const std::uint64_t word = tile_.mask.words ? tile_.mask.words[b] : ~std::uint64_t{0};
     f32v maximum = broadcast(-infinity);
     for (int c = keys_per_block - lanes; c >= 0; c -= lanes) {
-      const f32v score = c < count ? biased(products(begin + c, count - c), begin + c, count - c)
-                                   : broadcast(-infinity);
+      constexpr std::uint32_t all = (std::uint64_t{1} << lanes) - 1;
+      const std::uint32_t shown = static_cast<std::uint32_t>(word >> c) & all;
+      f32v score = broadcast(-infinity);
+      if (c < count && shown != 0)
+        score = biased(products(begin + c, count - c), begin + c, count - c);
+      if (shown != all) score = shown_to(shown) ? score : broadcast(-infinity);
       store(weights_ + c, score);
       maximum = max(maximum, score);
     }
@@ -181,6 +186,13 @@ class Decoder {
       sums[u] = sum;
     }
     return sums_of_lanes(sums);
+  }
+
+  // Whether each lane's bit is set.
+  static i32v shown_to(std::uint32_t bits) {
+    i32v bit_of_lane;
+    for (int lane = 0; lane < lanes; ++lane) bit_of_lane[lane] = 1 << lane;
+    return (broadcast(static_cast<std::int32_t>(bits)) & bit_of_lane) != 0;
   }
 
   // Scores of `lanes` keys from key c on; -infinity where masked, or beyond the `left` keys.

@@ -147,12 +147,21 @@ struct BlocksRead {
 };
 
 // Query i sees a key at distance d if
-//   d >= least_distances[i] and (d <= greatest_distances[i] or key position < sink_ends[i]).
+//   d >= least_distances[i] and (d <= greatest_distances[i] or key position < sink_ends[i])
+// and if, for key c of the list, bit c % 64 of words[i * words_stride + c / 64] is set.
 struct TileMask {
   const std::int32_t* least_distances;
   const std::int32_t* greatest_distances;
   const std::int32_t* sink_ends;
+  const std::uint64_t* words;  // null if all bits are set
+  std::int64_t words_stride;
+  // For each block of keys: shown_to_all, or the number of keys up to the last one whose bit is set
+  // for a query. Null if they are to be found from the words.
+  const std::uint8_t* shown;
 };
+
+// All keys of a block have their bits set for all queries of a tile.
+constexpr int shown_to_all = 255;
 
 // The rows of one head. The elements of a row are adjacent; the stride is between rows.
 struct HeadRows {

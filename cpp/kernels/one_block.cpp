@@ -29,8 +29,9 @@ class OneBlock {
  public:
   OneBlock(const AttentionTile& tile, const Scratch& s, BlockRows<Float32Words>& rows)
       : tile_(tile), s_(s), rows_(rows), reach_(tile) {
-    const bool sees = tile.keys.count > 0 && reach_.sees(block_of(tile.keys, 0));
+    const bool sees = tile.keys.count > 0 && reach_.sees(tile, 0);
     count_ = sees ? reach_.keys_to_read(tile, 0) : 0;
+    mixed_ = sees && load_bits(tile, s, 0, lanes);
   }
 
   void run(float* results) {
@@ -76,7 +77,7 @@ class OneBlock {
     f32v greatest = broadcast(-infinity);
     for (int c = 0; c < count_; ++c) {
       const f32v product = vector_of(s_.scores[0], c, 0);
-      const f32v score = masked_score(tile_, s_, bias, product, c, 0);
+      const f32v score = masked_score(tile_, s_, bias, product, c, 0, mixed_);
       store_vector(s_.scores[0], c, 0, score);
       greatest = max(greatest, score);
     }
@@ -172,6 +173,7 @@ class OneBlock {
   BlockRows<Float32Words>& rows_;
   const TileReach reach_;
   int count_;                            // keys to read
+  bool mixed_;                           // the mask's words hide some of them
   const char* const* values_ = nullptr;  // their values
   f32v maximum_ = broadcast(-infinity);
   f32v sum_ = {};  // relative to the maximum

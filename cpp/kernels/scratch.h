@@ -23,6 +23,7 @@ struct Scratch {
   float* slopes;         // [5]: left, right, far left and far right slopes times log2 e; knees
   float* scales;         // [1], times log2 e
   std::int32_t* ints;  // [5]: query positions, least and greatest distances, ends of sinks, origins
+  std::int32_t* bits;  // [2]: the lower and the upper halves of the mask's words for a mixed block
 };
 
 // Blocks of one head's keys and values in the form that the products read them, kept for all tiles
@@ -86,6 +87,7 @@ class Pieces {
     s.slopes = take(5 * tile_row());
     s.scales = take(tile_row());
     s.ints = reinterpret_cast<std::int32_t*>(take(5 * tile_row()));
+    s.bits = reinterpret_cast<std::int32_t*>(take(2 * tile_row()));
     return s;
   }
 

@@ -61,9 +61,29 @@ struct ScoredBlock {
   std::int64_t number = 0;
   int count = 0;
   KeyRange unmasked = {0, 0};  // neither a distance nor a bias of -infinity hides these keys
+  bool mixed = false;          // the mask's words hide keys
 
-  bool masked() const { return !unmasked.holds(0, count); }
+  bool masked() const { return mixed || !unmasked.holds(0, count); }
 };
+
+// Loads the words of block b for `queries` queries if they hide keys, and returns whether they do.
+inline bool load_bits(const AttentionTile& tile, const Scratch& s, std::int64_t b,
+                      int queries = queries_per_tile) {
+  if (shown_by_words(tile, b) == shown_to_all) return false;
+  for (int r = 0; r < queries; ++r) {
+    const int i = r < tile.query_count ? r : tile.query_count - 1;
+    const std::uint64_t word = tile.mask.words[i * tile.mask.words_stride + b];
+    s.bits[r] = static_cast<std::int32_t>(word);
+    s.bits[queries_per_tile + r] = static_cast<std::int32_t>(word >> 32);
+  }
+  return true;
+}
+
+// Whether the loaded words show key c of the block to a vector of queries.
+NTK_ALIBI_INLINE i32v shows(const Scratch& s, int c, int v) {
+  const i32v words = load<i32v>(s.bits + c / 32 * queries_per_tile + v * lanes);
+  return (words & broadcast(static_cast<std::int32_t>(1u << c % 32))) != 0;
+}
 
 // Where the biases of the queries begin: one position for each.
 inline const std::int32_t* bias_origins(const Scratch& s) { return s.ints + 4 * queries_per_tile; }
@@ -109,15 +129,17 @@ NTK_ALIBI_INLINE f32v score_of(const Bias& bias, f32v product, std::int64_t key,
 }
 
 // The score of a key with one vector of queries, from their products; -infinity where it is masked.
+// `mixed`: of its block.
 template <class Bias>
 NTK_ALIBI_INLINE f32v masked_score(const AttentionTile& tile, const Scratch& s, const Bias& bias,
-                                   f32v product, std::int64_t key, int v) {
+                                   f32v product, std::int64_t key, int v, bool mixed) {
   const std::int32_t key_position = position_of(tile.keys, key);
   const i32v distance = load<i32v>(s.ints + v * lanes) - broadcast(key_position);
   const i32v least = load<i32v>(s.ints + queries_per_tile + v * lanes);
   const i32v most = load<i32v>(s.ints + 2 * queries_per_tile + v * lanes);
   const i32v sunk = load<i32v>(s.ints + 3 * queries_per_tile + v * lanes) > key_position;
-  const i32v visible = (distance >= least) & ((distance <= most) | sunk);
+  i32v visible = (distance >= least) & ((distance <= most) | sunk);
+  if (mixed) visible &= shows(s, static_cast<int>(key % keys_per_block), v);
   const i32v from_origin = load<i32v>(bias_origins(s) + v * lanes) - broadcast(key_position);
   return visible ? score_of(bias, product, key, v, from_origin) : broadcast(-infinity);
 }
@@ -132,7 +154,7 @@ void mask_scores(const AttentionTile& tile, const Scratch& s, const Bias& bias,
     for (int v = 0; v < vectors_per_tile; ++v)
       store_vector(block.scores, u, v,
                    real ? masked_score(tile, s, bias, vector_of(block.scores, u, v),
-                                       block.number * keys_per_block + u, v)
+                                       block.number * keys_per_block + u, v, block.mixed)
                         : broadcast(-infinity));
   }
 }
@@ -188,6 +210,14 @@ NTK_ALIBI_INLINE void store_scores(const AttentionTile& tile, const Scratch& s, 
       NTK_ALIBI_UNROLL
       for (int v = 0; v < vectors_per_tile; ++v)
         keep(u, v, bias.at(dot[u][v], v, to_float(load<i32v>(origins + v * lanes) - key_position)));
+    }
+  }
+  if (block.mixed) {
+    NTK_ALIBI_UNROLL
+    for (int u = 0; u < rows_per_step; ++u) {
+      NTK_ALIBI_UNROLL
+      for (int v = 0; v < vectors_per_tile; ++v)
+        keep(u, v, shows(s, c + u, v) ? dot[u][v] : broadcast(-infinity));
     }
   }
   // By halves: a chain over all keys would take as long as their products.

@@ -8,6 +8,22 @@ namespace NTK_ALIBI_ISA {
 
 std::int64_t visible_blocks(const AttentionTile& tile);
 
+// What the words of the tile's mask show of block b, as in TileMask::shown.
+inline int shown_by_words(const AttentionTile& tile, std::int64_t b) {
+  const TileMask& mask = tile.mask;
+  if (mask.words == nullptr) return shown_to_all;
+  if (mask.shown != nullptr) return mask.shown[b];
+  std::uint64_t any = 0, all = ~std::uint64_t{0};
+  for (int r = 0; r < tile.query_count; ++r) {
+    any |= mask.words[r * mask.words_stride + b];
+    all &= mask.words[r * mask.words_stride + b];
+  }
+  const std::uint64_t here = ~std::uint64_t{0} >> (keys_per_block - keys_in_block(tile.keys, b));
+  if ((all & here) == here) return shown_to_all;
+  any &= here;
+  return any == 0 ? 0 : keys_per_block - __builtin_clzll(any);
+}
+
 // Keys of a block, by their places in it.
 struct KeyRange {
   int begin, end;
@@ -43,7 +59,11 @@ struct TileReach {
     }
   }
 
-  bool sees(const KeyBlock& block) const {
+  bool sees(const AttentionTile& tile, std::int64_t b) const {
+    return shown_by_words(tile, b) > 0 && reaches(block_of(tile.keys, b));
+  }
+  // The same without the words.
+  bool reaches(const KeyBlock& block) const {
     if (block.least_position > last_seen_by_any) return false;
     return block.greatest_position >= first_seen_by_any || block.least_position < sink_end;
   }
@@ -70,6 +90,8 @@ struct TileReach {
   // one are left out.
   int keys_to_read(const AttentionTile& tile, std::int64_t begin) const {
     int count = keys_in_block(tile.keys, begin / keys_per_block);
+    const int shown = shown_by_words(tile, begin / keys_per_block);
+    if (shown < count) count = shown > 0 ? shown : 1;
     if (tile.keys.positions_rise)
       while (count > 1 && position_of(tile.keys, begin + count - 1) > last_seen_by_any) --count;
     return count;

@@ -1,4 +1,6 @@
 // The public interface: equal to the core, and wrong arguments are refused.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <stdexcept>
@@ -60,6 +62,23 @@ void test_public_interface() {
     attention(with.arguments);
     CHECK(with.output == call.output && with.logsumexp == call.logsumexp);
   }
+  // A mask that shows what a causal rule does, shared by batch and heads, keys from the end.
+  {
+    Call call(70, 300, true);
+    attention(call.problem);
+    std::vector<std::uint8_t> bytes(70 * 300);
+    for (std::int64_t i = 0; i < 70; ++i)
+      for (std::int64_t k = 0; k < 300; ++k)
+        bytes[i * 300 + 299 - k] = static_cast<std::uint8_t>(k <= 230 + i ? 2 + k % 7 : 0);
+    Arguments with(call);
+    with.arguments.mask = {bytes.data() + 299, 0, 0, 300, -1};
+    attention(with.arguments);
+    CHECK(with.output == call.output && with.logsumexp == call.logsumexp);
+    std::fill(bytes.begin(), bytes.end(), std::uint8_t{0});
+    attention(with.arguments);
+    for (std::size_t i = 0; i < with.output.size(); ++i) CHECK(with.output[i] == 0.0f);
+    for (const double log : with.logsumexp) CHECK(std::isinf(log) && log < 0.0);
+  }
   // One meaning of skip_tolerance, which leaves out more the greater it is.
   std::vector<std::int64_t> weighed;
   for (const auto tolerance : {std::optional<double>(), std::optional(0.0), std::optional(0.25)}) {
@@ -113,6 +132,8 @@ void test_public_interface_refuses() {
         "2147483647 x 2147483647 x 20");
   CHECK(mentions(error_of([](Arguments& a) { a.window = 0; }), "window must be 1 to"));
   CHECK(mentions(error_of([](Arguments& a) { a.sink = -1; }), "sink must be 0 to"));
+  CHECK(mentions(error_of([](Arguments& a) { a.mask.key_stride = INT64_MIN; }),
+                 "mask's strides must be"));
   CHECK(mentions(error_of([](Arguments& a) { a.causal_block = 4, a.causal = false; }),
                  "causal must be true with causal_block"));
   CHECK(mentions(error_of([](Arguments& a) { a.value.data = nullptr; }), "value must have data"));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fuzz.draw import Draw
 from fuzz.drawn.arrays import Format
+from fuzz.drawn.pair_masks import drawn_pair_mask, mask_argument
 from fuzz.drawn.sizes import Sizes
 from fuzz.oracle.pairs import MaskRule, Pairs
 
@@ -48,6 +49,17 @@ def drawn_places(
     draw: Draw, sizes: Sizes, form: Format, *, causal: bool | None = None, far: bool = False
 ) -> Places:
     """Draw mask options, padding and positions; far positions are up to 2^31."""
+    places = _drawn_places(draw, sizes, form, causal=causal, far=far)
+    if not draw.chance(0.2):
+        return places
+    mask = drawn_pair_mask(draw, sizes, places.pairs.distance)
+    options = {**places.options, "mask": mask_argument(draw, form, mask)}
+    return replace(places, options=options, pairs=replace(places.pairs, mask=mask))
+
+
+def _drawn_places(
+    draw: Draw, sizes: Sizes, form: Format, *, causal: bool | None, far: bool
+) -> Places:
     rule = _rule(draw, sizes, draw.chance(0.65) if causal is None else causal)
     options: dict[str, Any] = {k: v for k, v in vars(rule).items() if v != vars(MaskRule())[k]}
     real = None

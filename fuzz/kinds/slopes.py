@@ -68,7 +68,7 @@ def log_n(draw: Draw) -> None:
     """Check `log_n_scale`."""
     sizes = Sizes.drawn(draw, cheaper=10.0)._replace(heads=1, kv_heads=1)
     places = drawn_places(draw, sizes, Format("float32", draw.chance(0.3)))
-    if {"align", "segment_ids"} & places.options.keys():
+    if {"align", "segment_ids", "mask"} & places.options.keys():
         return
     length = draw.integer(2, 100)
     expected = places.pairs.log_n_factors(length)[:, 0, :, 0]

@@ -29,6 +29,7 @@ class Pairs:
         real: (batch, K), False for padding, or None.
         rule: the mask options.
         segment_ids: of queries (batch, Q) and keys (batch, K), or None if nothing is packed.
+        mask: (batch or 1, heads or 1, Q, K), False for hidden pairs, or None.
     """
 
     queries: NDArray[np.int64]
@@ -36,6 +37,7 @@ class Pairs:
     real: NDArray[np.bool_] | None = None
     rule: MaskRule = MaskRule()
     segment_ids: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    mask: NDArray[np.bool_] | None = None
 
     @property
     def same_segment(self) -> NDArray[np.bool_]:
@@ -54,7 +56,10 @@ class Pairs:
 
     @cached_property
     def in_sight(self) -> NDArray[np.bool_]:
-        """Whether the rule lets the query see the key, real or not, (1 or batch, 1, Q, K)."""
+        """Whether rule and mask let the query see the key, real or not.
+
+        (1 or batch, 1, Q, K), with a mask (1 or batch, 1 or heads, Q, K).
+        """
         rule, d = self.rule, self.distance
         seen = np.ones(d.shape, np.bool_)
         if rule.window is not None:
@@ -67,18 +72,19 @@ class Pairs:
             seen &= d >= 0
         if rule.window is not None:
             seen &= d > -rule.window
-        return seen & self.same_segment
+        seen = seen & self.same_segment
+        return seen if self.mask is None else seen & self.mask
 
     @cached_property
     def seen(self) -> NDArray[np.bool_]:
-        """Whether the query sees the key, (1 or batch, 1, Q, K)."""
+        """Whether the query sees the key, in the shape of `in_sight`."""
         if self.real is None:
             return self.in_sight
         seen: NDArray[np.bool_] = self.in_sight & self.real[:, None, None, :]
         return seen
 
     def log_n_factors(self, train_length: int) -> NDArray[np.float64]:
-        """Return max(1, log n_i / log L) for n_i keys seen, (1 or batch, 1, Q, 1)."""
+        """Return max(1, log n_i / log L) for n_i keys seen, (1 or batch, 1 or heads, Q, 1)."""
         counts = np.maximum(self.seen.sum(axis=3, dtype=np.float64), 1.0)
         factors: NDArray[np.float64] = np.maximum(1.0, np.log(counts) / np.log(train_length))
         return factors[..., None]

@@ -26,7 +26,7 @@ from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.quantized_rows import QuantizedRows
-from ntk_alibi.masks import segment_ids_from_cu_seqlens
+from ntk_alibi.masks import BlockMask, segment_ids_from_cu_seqlens
 from ntk_alibi.positions.log_n import LogN, log_n_scale
 from ntk_alibi.positions.rotary import XPOS, RoPE
 from ntk_alibi.scaling.base import Scaling
@@ -52,6 +52,7 @@ __all__ = [
     "ALiBi",
     "AlibiAttention",
     "BiALiBi",
+    "BlockMask",
     "DistanceFunction",
     "DistanceTable",
     "DynamicFlatHeads",

@@ -51,6 +51,9 @@ def table_bias(table: NDArray[np.float32], begin: int) -> AttentionBias: ...
 def sums_bias(sums: NDArray[np.float64]) -> AttentionBias: ...
 def dense_bias(dense: NDArray[np.float32]) -> AttentionBias: ...
 
+class BlockMask:
+    def __init__(self, mask: NDArray[np.bool_]) -> None: ...
+
 class CallRule:
     def __init__(
         self, scale: float, skip_tolerance: float | None, mask_options: Sequence[int]
@@ -63,6 +66,7 @@ class Tokens:
         key_positions: NDArray[np.int32] | None,
         key_mask: NDArray[np.uint8] | None,
         factors: NDArray[np.float32] | None = None,
+        pairs: BlockMask | None = None,
         segments: NDArray[np.int64] | None = None,
     ) -> None: ...
 

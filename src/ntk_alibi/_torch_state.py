@@ -72,15 +72,26 @@ def way_of(query: Any, *others: Any, bias: Any = None, name: str = "query") -> W
 def _is_watched(torch: Any) -> bool:
     """Return whether torch follows operations by other means than autograd's graph.
 
-    Among them are modes that count, log or keep operators.
+    Among them are modes that count, log or keep operators. Every way into the core asks it, so the
+    first call with a torch without these private names says so.
+
+    Raises:
+        RuntimeError: torch has no name for one of these states.
     """
-    return bool(
-        torch.compiler.is_dynamo_compiling()  # first, since Dynamo cannot trace the others
-        or torch._C._is_tracing()
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-    )
+    if torch.compiler.is_dynamo_compiling():  # first, since Dynamo cannot trace the others
+        return True
+    try:
+        return bool(
+            torch._C._is_tracing()
+            or torch.autograd.forward_ad._current_level >= 0
+            or torch._C._are_functorch_transforms_active()
+            or torch._C._len_torch_dispatch_stack()
+        )
+    except AttributeError as error:
+        raise RuntimeError(
+            f"torch {torch.__version__} has no name by which ntk_alibi sees what torch does with "
+            f"tensors ({error}): use torch 2.9 to 2.14"
+        ) from error
 
 
 def find_tracer() -> str | None:

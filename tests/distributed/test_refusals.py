@@ -145,9 +145,8 @@ BY_ATTENTION: dict[str, Callable[[Attention], Any]] = {
     "on rank 0: key_norms must not be given together with group or mesh, got": lambda here: (
         here.attend(key_norms=na.KeyNorms())
     ),
-    "on rank 0: segment_ids must not be given together with group or mesh, got": lambda here: (
-        here.attend(segment_ids=[0] * 5)
-    ),
+    "on rank 0: mask must not be given together with": lambda here: here.attend(mask=[[True]]),
+    "on rank 0: segment_ids must not be given": lambda here: here.attend(segment_ids=[0] * 5),
     "on rank 0: initial must not be given together with group or mesh, got": lambda here: (
         here.attend(initial=(here.part[0], here.part[0][..., 0]))
     ),

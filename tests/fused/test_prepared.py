@@ -15,6 +15,7 @@ from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.masks import Mask, Problem
+from pair_masks import pair_mask
 
 SHAPE = (2, 4, 5, 70)
 BIAS = na.ALiBi(4, na.NTK(2.0))
@@ -22,22 +23,28 @@ PADDING = np.ones((2, 70), np.uint8)
 PADDING[1, :9] = 0
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("padding", [None, PADDING], ids=["all real", "padding"])
 @pytest.mark.parametrize("kind", ["array", "tensor", "grad"])
-def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any) -> None:
+def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any, masked: bool) -> None:
     given: list[Any] = inputs(2, 4, 2, 5, 70, 16)
     if kind != "array":
         given = [torch.from_numpy(x).requires_grad_(kind == "grad") for x in given]
     query = given[0]
     way, like = (Way.OPERATOR, query) if kind == "grad" else (Way.CORE, None)
     problem = Problem.checked(SHAPE, Mask(window=40), padding, None, None)
+    mask: Any = None
+    if masked:
+        pairs = pair_mask("half", SHAPE)
+        mask = na.BlockMask(pairs if kind == "array" else torch.from_numpy(pairs))
+        problem = problem._replace(visible=mask)
     bias = to_kernel_bias(BIAS, problem, like)
     log_n = na.LogN(32)
     factors = log_n.factors(problem, like)
     dropout = checked_dropout(0.3, 7, query, 70)
     found = attend_prepared(*given, bias, problem, 0.2, factors, way=way, dropout=dropout, log=True)
     options: dict[str, Any] = {"window": 40, "key_padding_mask": padding, "scale": 0.2}
-    options |= {"dropout": 0.3, "seed": 7}
+    options |= {"dropout": 0.3, "seed": 7, "mask": mask}
     expected = na.attention(*given, BIAS, **options, log_n=log_n, return_logsumexp=True)
     for mine, theirs in zip(found, expected, strict=True):
         assert type(mine) is type(theirs)

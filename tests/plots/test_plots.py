@@ -23,6 +23,7 @@ from ntk_alibi import inspection, plots
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.labels import labelled
 from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
+from pair_masks import pair_mask
 from pictures import METHODS, PICTURES, luminance, summary
 
 
@@ -146,6 +147,19 @@ def test_any_bias_object_is_drawn() -> None:
     assert np.asarray(axes.get_lines()[1].get_ydata()).tolist() == [-7.0, -6.0, -5.0, -4.0]
     flat = plots.bias_maps(na.ALiBi(2, slopes=np.zeros(2)), 4)  # must not take the logarithm of 0
     flat.figure.canvas.draw()
+
+
+def test_blocks_of_a_mask_are_what_the_kernel_skips() -> None:
+    mask = pair_mask("documents", (2, 3, 640, 640), 1)
+    axes = plots.block_mask(na.BlockMask(torch.from_numpy(mask)), batch=1, head=3)
+    states = np.asarray(axes.get_images()[0].get_array())
+    blocks = mask[1, 2].reshape(10, 64, 10, 64)
+    np.testing.assert_array_equal(states > 0, blocks.any((1, 3)))
+    np.testing.assert_array_equal(states == 2, blocks.all((1, 3)))
+    drawn = plots.mask(12, mask=mask[:1, :1, :12, :12]).get_images()[0].get_array()
+    np.testing.assert_array_equal(
+        np.asarray(drawn) > 0, mask[0, 0, :12, :12] & np.tri(12, dtype=bool)
+    )
 
 
 def test_blocks_are_what_the_kernel_counted() -> None:

@@ -25,6 +25,8 @@ WRONG_VALUES = [
     (lambda: plots.bias_maps(na.ALiBi(4), quantity="x"), "quantity must be one of"),
     (lambda: plots.mask(4, window=0), "window must be between 1"),
     (lambda: plots.blocks(stats(), batch=1), "batch must be between 0 and 0"),
+    (lambda: plots.block_mask(np.ones((1, 2, 3, 4), bool), head=3), "head must be between 1 and 2"),
+    (lambda: plots.block_mask(np.ones((1, 2, 0, 4), bool)), "mask must have pairs to draw, got"),
     (lambda: plots.style("sepia").__enter__(), "theme must be one of 'light', 'd"),
     (
         lambda: plots.accuracy_map([1], [1, 2], [[0.5]]),

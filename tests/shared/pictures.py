@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 import ntk_alibi as na
 from ntk_alibi import plots
 from ntk_alibi.fused.forward import Stats
+from pair_masks import pair_mask
 
 METHODS = ["original", "ntk:2", "ntk:4"]
 
@@ -110,6 +111,7 @@ PICTURES: dict[str, Callable[..., Axes]] = {
         [na.ALiBi(4), na.ALiBi(4, na.NTK(4.0))], 64, **k
     ),
     "bias_maps": lambda **k: plots.bias_maps(na.ALiBi(6), 12, 16, **k),
+    "block_mask": lambda **k: plots.block_mask(pair_mask("prefix", (1, 1, 500, 700), 2), **k),
     "blocks": lambda **k: plots.blocks(stats(), **k),
     "exact_positions": lambda **k: plots.exact_positions(
         {

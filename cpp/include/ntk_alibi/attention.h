@@ -35,6 +35,13 @@ Rows<Void> contiguous(Void* data, std::int64_t heads, std::int64_t rows, std::in
   return {data, element_count(heads, rows, head_dim), element_count(1, rows, head_dim), head_dim};
 }
 
+// A mask (batch, query_heads, query_length, key_length) of bytes, 0 where a query must not see a
+// key. Strides are in bytes; a stride of 0 repeats an axis.
+struct Mask {
+  const std::uint8_t* data = nullptr;
+  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0, key_stride = 1;
+};
+
 // One call of attention. The last query is at the position of the last key.
 //
 //   output[i] = sum_j softmax_j(scale q_i.k_j - slopes[h] |i - j|) v_j
@@ -66,6 +73,7 @@ struct AttentionArguments {
                                              // up to itself, and the block before
   std::int64_t sink = 0;  // first positions that are seen from beyond the window and the block
   const std::uint8_t* key_padding_mask = nullptr;  // (batch, key_length), 0 for padding; or null
+  Mask mask;  // hides further keys, pair by pair; none without data
 
   // Keys are left out that are proven to have, together, at most this share of a query's softmax
   // mass; less than 1. 0.0 leaves out only what rounding would swallow (2^-24); without a number

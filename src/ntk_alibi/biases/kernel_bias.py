@@ -313,6 +313,8 @@ class KernelBias(NamedTuple):
         positions = problem.positions(like)
         values, hidden = self.values(*positions)
         seen = problem.mask.visible(*positions)[:, None] & ~hidden
+        if problem.visible is not None:
+            seen = seen & problem.visible.like(like)
         if problem.key_padding_mask is None:
             return values, seen
         return values, seen & _arrays.boolean(problem.key_padding_mask, like)[:, None, None, :]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 #: Options of `ntk_alibi.attention` that are refused where ranks share a sequence.
-REFUSED = ("initial", "key_norms", "segment_ids", "query_segment_ids")
+REFUSED = ("initial", "key_norms", "mask", "segment_ids", "query_segment_ids")
 
 
 @overload
@@ -80,7 +80,7 @@ def attention(
         mesh: a DeviceMesh with one dimension, in place of group.
         return_logsumexp: whether to return the logsumexp, too.
         return_stats: must be False.
-        options: as `ntk_alibi.attention` takes them, without initial, key_norms, segment_ids,
+        options: as `ntk_alibi.attention` takes them, without initial, key_norms, mask, segment_ids,
             query_segment_ids, dropout and align="start". key_padding_mask and positions cover this
             rank's tokens.
 

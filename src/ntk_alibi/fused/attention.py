@@ -70,6 +70,7 @@ def attention(
             1 1 1 1 0                        1 0 1 1 0
             1 1 1 1 1                        1 0 0 1 1
 
+    A mask hides further keys, pair by pair: a query sees a key that it and all other options show.
     A query that sees no key gets output 0 and logsumexp -inf. Hidden keys take part in no
     arithmetic, so NaN in padding or in the future does not spread.
 
@@ -89,6 +90,9 @@ def attention(
             block up to itself, and the block before.
         sink: how many of the first positions every later query sees. `sink` of `patch` differs: it
             moves sinks next to the window.
+        mask: (B or 1, H or 1, Q, K), boolean, True where a query may see a key; or a `BlockMask`
+            of it, which several calls share. Blocks of keys that no query of a tile sees are
+            skipped. With causal=True, keys ahead stay hidden.
         key_padding_mask: (B, K), 1 or True for real keys, like transformers' attention_mask.
         query_positions: (Q,) or (B, Q) integers; by default the positions of the last Q keys.
         key_positions: (K,) or (B, K) integers; by default the columns 0 .. K - 1. BLOOM counts real

@@ -16,14 +16,16 @@ from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
 from ntk_alibi.fused.options import DEFAULTS
 from ntk_alibi.fused.quantized_rows import is_quantized
-from ntk_alibi.masks import AT_END, Mask, Problem
+from ntk_alibi.masks import AT_END, Mask, Problem, checked_block_mask
 from ntk_alibi.masks.segments import Segment, select_rows
 from ntk_alibi.positions.log_n import as_log_n
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
 #: Arguments of torch's scaled_dot_product_attention and of flash-attn, with advice for errors.
 FOREIGN_ARGUMENTS = {
-    "attn_mask": "pass an array to add as bias, and padding as key_padding_mask",
+    "attn_mask": "pass a boolean array as mask, an array to add as bias, and padding as "
+    "key_padding_mask",
+    "block_mask": "pass mask: a boolean array, or a na.BlockMask of it that calls share",
     "dropout_p": "pass dropout, and a seed with arrays",
     "enable_gqa": "leave it out, because key and value may always have fewer heads",
     "is_causal": "pass causal, which is True by default",
@@ -107,7 +109,7 @@ class AttentionCall(NamedTuple):
             self.key[:, heads],
             self.value[:, heads],
             bias=self.bias.for_heads(query_heads),
-            problem=self.problem.for_heads(query.shape[1]),
+            problem=self.problem.for_heads(query_heads),
             factors=factors,
             initial_logsumexp=None if initial is None else initial[:, query_heads],
             dropout=self.dropout and self.dropout.part(head=query_heads.start),
@@ -258,6 +260,9 @@ def checked_call(
             segment_ids=segment_ids,
             query_segment_ids=query_segment_ids,
         )
+    if options["mask"] is not None:
+        visible = checked_block_mask(options["mask"], problem.shape, query)
+        problem = problem._replace(visible=visible)
     kernel = to_kernel_bias(bias, problem, like)
     factors = None
     if options["log_n"] is not None:

@@ -212,13 +212,15 @@ def attend_in_core(
 def core_tokens(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
     """Return positions, mask, factors and segments as the core's object, or None without them."""
     queries, keys = call.problem.query_positions, call.problem.key_positions
-    if queries is None and keys is None and subset.mask is None and call.factors is None:
+    factors, visible = call.factors, call.problem.visible
+    if queries is keys is subset.mask is factors is visible is None:
         return None
     segments = None
     if call.problem.segment_ids is not None:
         bounds = [(x.start, x.stop) for segment in call.problem.segments() for x in segment]
         segments = np.array(bounds, np.int64).reshape(-1, 6)
-    return _core.Tokens(queries, keys, subset.mask, call.factors, segments)
+    pairs = None if visible is None else visible.in_core()
+    return _core.Tokens(queries, keys, subset.mask, factors, pairs, segments)
 
 
 def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:

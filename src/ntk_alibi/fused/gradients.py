@@ -110,7 +110,7 @@ def attention_gradients(
         logsumexp_gradient: the gradient of logsumexp, or None for zeros.
         bias: the bias of that call.
         bias_gradient: whether to compute the gradient of the bias, too.
-        options: causal, window, causal_block, sink, key_padding_mask, query_positions,
+        options: causal, window, causal_block, sink, mask, key_padding_mask, query_positions,
             key_positions, align, scale, skip_tolerance, rotary, log_n, dropout and seed of that
             call. Blocks with at most the tolerated share of a query's weights are skipped here,
             too.

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from ntk_alibi._arrays import Array
 from ntk_alibi.fused.dropout import NO_DROPOUT
 from ntk_alibi.fused.key_norms import KeyNorms
-from ntk_alibi.masks import AT_END, Mask
+from ntk_alibi.masks import AT_END, BlockMask, Mask
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
@@ -23,6 +23,7 @@ class AttentionOptions(TypedDict, total=False):
     window: int | None
     causal_block: int | None
     sink: int
+    mask: Array | BlockMask | None
     key_padding_mask: Array | None
     query_positions: Array | None
     key_positions: Array | None

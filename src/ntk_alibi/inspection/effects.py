@@ -200,8 +200,9 @@ def weights(
         query_length: Q.
         key_length: K; Q by default.
         bias: a bias that `attention` accepts, or None for the mask alone.
-        options: causal, window, causal_block, sink, key_padding_mask (1, keys), query_positions,
-            key_positions and skip_tolerance of `attention`.
+        options: causal, window, causal_block, sink, mask (1, 1 or heads, queries, keys),
+            key_padding_mask (1, keys), query_positions, key_positions and skip_tolerance of
+            `attention`.
 
     Returns:
         (heads, queries, keys) float32, 0 for masked keys; without a bias, one head.

@@ -10,11 +10,15 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._torch_state import has_values, is_tracing
+from ntk_alibi.masks.block_mask import BlockMask
 from ntk_alibi.masks.mask import Mask
 from ntk_alibi.masks.segments import Segment, SegmentIds, select_rows
 
 #: The default alignment: the last query at the last key. Most calls pass this very object.
 AT_END: Literal["end"] = "end"
+
+#: Pairs are counted for so many queries at a time.
+QUERIES_AT_ONCE = 256
 
 
 class Problem(NamedTuple):
@@ -32,6 +36,7 @@ class Problem(NamedTuple):
             (1 or batch, queries); None where they follow from positions and padding.
         segment_ids: the segment of each token, None without packed segments. Positions are then
             given; they count from 0 in each segment unless the caller has others.
+        visible: pairs that may be visible, besides all that hides keys; None for all.
     """
 
     shape: tuple[int, ...]
@@ -42,6 +47,7 @@ class Problem(NamedTuple):
     explicit_positions: bool = False
     counts: tuple[Any, Any] | None = None
     segment_ids: SegmentIds | None = None
+    visible: BlockMask | None = None
 
     @staticmethod
     def checked(
@@ -91,9 +97,10 @@ class Problem(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether all keys are real and all positions are columns."""
+        """Whether all keys are real, all positions are columns, and no pairs are masked."""
         return (
             self.segment_ids is None
+            and self.visible is None
             and self.key_padding_mask is None
             and self.query_positions is None
             and self.key_positions is None
@@ -116,7 +123,12 @@ class Problem(NamedTuple):
         return _arrays.rows_of_integers(self.query_positions, queries, like), at_keys
 
     def visible_count(self, like: Any = None) -> Any:
-        """Count the keys that each query sees, (1 or batch, Q), in like's framework."""
+        """Count the keys that each query sees, in like's framework.
+
+        The shape is (1 or batch, Q), and (1 or batch, 1 or heads, Q) with a mask of pairs.
+        """
+        if self.visible is not None:
+            return self._count_pairs(like)
         if self.segment_ids is not None:
             counts = self._count_by_segment(Problem.visible_count)
             return _arrays.to_framework_of(counts, like)
@@ -171,6 +183,29 @@ class Problem(NamedTuple):
         least, most = max(_least(q_least - k_most), lower), min(-_least(k_least - q_most), upper)
         return (int(least), int(most)) if least <= most else (0, -1)
 
+    def _count_pairs(self, like: Any) -> Any:
+        """Count the visible keys of each query, some queries at a time."""
+        runs = [
+            slice(begin, min(begin + QUERIES_AT_ONCE, self.shape[2]))
+            for begin in range(0, max(self.shape[2], 1), QUERIES_AT_ONCE)
+        ]
+        counts = [self._visible_pairs(run, like).sum(-1) for run in runs]
+        return _arrays.namespace(counts[0]).concatenate(counts, -1)
+
+    def _visible_pairs(self, run: slice, like: Any) -> Any:
+        """Return which keys a run of queries sees, (1 or batch, 1 or heads, run, K)."""
+        at_queries, at_keys = self.positions(like)
+        seen = self.mask.visible(at_queries[:, run], at_keys)[:, None]
+        if self.visible is not None:
+            seen = seen & self.visible.like(like)[:, :, run]
+        if self.key_padding_mask is not None:
+            seen = seen & _arrays.boolean(self.key_padding_mask, like)[:, None, None, :]
+        if self.segment_ids is not None:
+            ids: Any = self.segment_ids
+            queries, keys = (x if like is None else _arrays.as_tensor(x, like, None) for x in ids)
+            seen = seen & (queries[:, run, None] == keys[:, None, :])[:, None]
+        return seen
+
     def _count_by_segment(self, count: Callable[[Problem], Any]) -> NDArray[np.int64]:
         """Return counts for all queries, (batch, queries), from the problem of each segment.
 
@@ -203,10 +238,15 @@ class Problem(NamedTuple):
             query_positions=at_queries,
             key_positions=at_keys,
             segment_ids=None,
+            visible=self.visible
+            and self.visible.for_rows(segment.rows).part(segment.queries, segment.keys),
         )
 
-    def for_heads(self, heads: int) -> Problem:
-        """Return this problem with another number of heads."""
+    def for_heads(self, heads: int | slice) -> Problem:
+        """Return the problem of some heads, or of another number of heads with one mask."""
+        if isinstance(heads, slice):
+            visible = self.visible and self.visible.for_heads(heads)
+            return self._replace(visible=visible).for_heads(heads.stop - heads.start)
         return self._replace(shape=(self.shape[0], heads, *self.shape[2:]))
 
     def part(self, queries: slice, keys: slice) -> Problem:
@@ -230,6 +270,7 @@ class Problem(NamedTuple):
             key_positions=None if at_keys is None else at_keys[:, keys],
             counts=self.counts and (self.counts[0], self.counts[1][:, queries]),
             segment_ids=self.segment_ids and self.segment_ids.part(queries, keys),
+            visible=self.visible and self.visible.part(queries, keys),
         )
 
 

@@ -9,7 +9,7 @@ for a block of code. In axes that you pass, the theme follows their background.
 from ntk_alibi.plots.attention_maps import attention_map, attention_maps
 from ntk_alibi.plots.biases import bias_by_distance, bias_maps, receptive_field, slopes
 from ntk_alibi.plots.explorer import explore
-from ntk_alibi.plots.masks import blocks, intervals, mask
+from ntk_alibi.plots.masks import block_mask, blocks, intervals, mask
 from ntk_alibi.plots.measurements import accuracy_map, benchmark_curves, extrapolation_curves
 from ntk_alibi.plots.precision import alibi_rows, exact_positions, rounded_positions
 from ntk_alibi.plots.study import accuracy_curves, depth_figure, perplexity_curves, study_figure
@@ -24,6 +24,7 @@ __all__ = [
     "benchmark_curves",
     "bias_by_distance",
     "bias_maps",
+    "block_mask",
     "blocks",
     "depth_figure",
     "exact_positions",

@@ -9,6 +9,8 @@ import numpy as np
 
 from ntk_alibi import _checks
 from ntk_alibi.inspection import effects
+from ntk_alibi.masks import BlockMask, block_states
+from ntk_alibi.masks.block_mask import KEYS_PER_BLOCK
 from ntk_alibi.plots.style import (
     HUES,
     MOST_CELLS,
@@ -38,8 +40,8 @@ def mask(
         key_length: K, to the right; by default Q. The last query is at the last key. For longer
             texts see `intervals`.
         ax: axes to draw into; by default, a new figure.
-        options: causal, window, causal_block, sink, key_padding_mask (1, keys), query_positions and
-            key_positions of `attention`.
+        options: causal, window, causal_block, sink, mask (1, 1, Q, K), key_padding_mask (1, keys),
+            query_positions and key_positions of `attention`.
 
     Returns:
         The axes with an image (Q, K) that is 1 where the query sees the key, else 0.
@@ -67,6 +69,66 @@ def mask(
         axes.grid(False)
         integer_ticks(axes.xaxis, axes.yaxis)
         finish(axes, f"Visible keys: {_options_text(options)}", "key", "query")
+    return axes
+
+
+def block_mask(
+    mask: Any, *, batch: int = 0, head: int = 1, block: int = KEYS_PER_BLOCK, ax: Axes | None = None
+) -> Axes:
+    """Draw which blocks of a mask are visible, partly visible and hidden.
+
+    `attention` skips hidden blocks. A picture of the bias beside it comes from `bias_maps`.
+
+    Args:
+        mask: (batch or 1, heads or 1, Q, K) booleans, or a `BlockMask`, as `attention` takes them.
+        batch: row of the mask.
+        head: head of the mask, counted from 1.
+        block: queries and keys of a block; 64 keys are what the kernels read at once.
+        ax: axes to draw into; by default, a new figure.
+
+    Returns:
+        The axes with an image of the blocks: 2 where all pairs are visible, 1 where some are, 0
+        where none is.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+        ImportError: matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt, numpy as np, ntk_alibi as na
+        >>> ax = na.plots.block_mask(np.tri(192, dtype=bool)[None, None])
+        >>> ax.get_images()[0].get_array().tolist()
+        [[1, 0, 0], [2, 1, 0], [2, 2, 1]]
+        >>> plt.close(ax.figure)
+    """
+    given = mask if isinstance(mask, BlockMask) else BlockMask(mask)
+    if 0 in given.shape:
+        raise ValueError(f"mask must have pairs to draw, got shape {given.shape}")
+    row = _checks.integer("batch", batch, minimum=0, maximum=given.shape[0] - 1)
+    own = _checks.integer("head", head, minimum=1, maximum=given.shape[1]) - 1
+    size = _checks.integer("block", block, minimum=1)
+    states = block_states(_checks.constant("mask", given.mask)[row, own], size)
+    check_most("blocks of queries x blocks of keys", states.size, MOST_CELLS)
+    with drawing(ax, size=(5.0, 4.6)) as axes:
+        from matplotlib.colors import ListedColormap, to_rgba
+        from matplotlib.patches import Patch
+
+        theme = theme_of(axes)
+        colors = [to_rgba(theme.hidden), mixed(HUES[5], theme, 0.6), mixed(HUES[0], theme, 1.0)]
+        axes.imshow(
+            states,
+            cmap=ListedColormap(colors),
+            vmin=0,
+            vmax=2,
+            interpolation="nearest",
+            aspect="equal",
+        )
+        axes.grid(False)
+        integer_ticks(axes.xaxis, axes.yaxis)
+        finish(axes, f"Blocks of {size} x {size} pairs", "block of keys", "block of queries")
+        names = "hidden", "partly visible", "visible"
+        handles = [Patch(color=x, label=name) for name, x in zip(names, colors, strict=True)]
+        axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
     return axes
 
 

@@ -113,7 +113,7 @@ class LogN:
         return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
 
     def factors_for_counts(self, counts: Any, strengths: Any = None) -> Any:
-        """Return the factors for counts of keys >= 1, (1 or batch, queries) float64.
+        """Return the factors for counts of keys >= 1, (1 or batch, [heads,] queries) float64.
 
         `strengths` is `per_head` in the framework of counts, if the caller has it.
         """
@@ -124,7 +124,8 @@ class LogN:
             strength = strengths
         elif self.per_head is not None:
             strength = _arrays.float64(self.per_head, counts)
-        return xp.clip(1.0 + strength * excess[:, None], 1.0, None)
+        excess = excess if excess.ndim == 3 else excess[:, None]
+        return xp.clip(1.0 + strength * excess, 1.0, None)
 
     def to_config(self) -> dict[str, Any]:
         """Return the arguments as a dict."""

@@ -15,17 +15,19 @@ Floats: TypeAlias = NDArray[np.float64]
 
 def attention(
     query: Any, key: Any, value: Any, bias: ArrayLike = 0.0, scale: float | None = None, *,
-    dropout: float = 0.0, seed: int = 0,
+    dropout: float = 0.0, seed: int = 0, mask: ArrayLike = True,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Return softmax(scale q.k + bias) v and the logsumexp; scale = 1/sqrt(D) if None.
 
-    query has shape (..., Q, D), key and value (..., K, D); bias broadcasts to (..., Q, K) and is
-    -inf where a key is masked. A query without a visible key has output 0 and logsumexp -inf. With
-    dropout, the weights (batch, heads, Q, K) are finally multiplied by `dropout_factors`.
+    query has shape (..., Q, D), key and value (..., K, D); bias and mask broadcast to
+    (..., Q, K). A key is hidden where bias is -inf or mask is False. A query without a visible key
+    has output 0 and logsumexp -inf. With dropout, the weights (batch, heads, Q, K) are finally
+    multiplied by `dropout_factors`.
     """
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = scale * (query @ np.swapaxes(key, -1, -2)) + np.asarray(bias, np.float64)
+    scores = np.where(mask, scores, -np.inf)
     largest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isinf(largest), 0.0, largest))
     total = weights.sum(axis=-1, keepdims=True)
@@ -48,6 +50,7 @@ def attention_gradients(
     *,
     dropout: float = 0.0,
     seed: int = 0,
+    mask: ArrayLike = True,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the gradients of `attention` with respect to query, key, value and bias.
 
@@ -60,9 +63,10 @@ def attention_gradients(
     The gradient of the bias is ds, of shape (batch, heads, queries, keys).
     """
     q, k, v, do = (np.asarray(x, np.float64) for x in (query, key, value, output_gradient))
-    output, logsumexp = attention(q, k, v, bias, scale, dropout=dropout, seed=seed)
+    output, logsumexp = attention(q, k, v, bias, scale, dropout=dropout, seed=seed, mask=mask)
     scale = 1.0 / np.sqrt(q.shape[-1]) if scale is None else scale
     scores = scale * q @ k.swapaxes(-1, -2) + np.asarray(bias, np.float64)
+    scores = np.where(mask, scores, -np.inf)
     empty = np.isneginf(logsumexp)
     weights = np.exp(scores - np.where(empty, 0.0, logsumexp)[..., None])
     correction = (do * output).sum(axis=-1)

@@ -151,7 +151,7 @@ class AlibiAttention(nn.Module):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | masks.BlockMask | None = None,
     ) -> torch.Tensor:
         """Attend from q to k and v.
 
@@ -159,7 +159,9 @@ class AlibiAttention(nn.Module):
             q: (batch, queries, embed_dim).
             k: (batch, keys, embed_dim); `align` tells where the queries are among these keys.
             v: (batch, keys, embed_dim).
-            mask: (batch, keys), 1 or True for real keys, 0 or False for padding.
+            mask: (batch, keys), 1 or True for real keys, 0 or False for padding; or, as the mask of
+                `ntk_alibi.attention`, (batch or 1, heads or 1, queries, keys) booleans, True where
+                a query may see a key, or a `BlockMask`.
 
         Returns:
             (batch, queries, embed_dim).
@@ -178,13 +180,19 @@ class AlibiAttention(nn.Module):
             raise ValueError(f"k must have q's batch {q.shape[0]}, got {k.shape[0]}")
         if v.shape != k.shape:
             raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
-        if mask is not None and not _arrays.is_array(mask):
-            raise TypeError(
-                f"mask must be None, a torch tensor or a NumPy array, got {_checks.briefly(mask)}"
-            )
-        if mask is not None and mask.shape != k.shape[:2]:
-            expected, got = tuple(k.shape[:2]), tuple(mask.shape)
-            raise ValueError(f"mask must have shape (batch, keys) = {expected}, got {got}")
+        of_pairs = isinstance(mask, masks.BlockMask) or getattr(mask, "ndim", 0) == 4
+        pairs, padding = (mask, None) if of_pairs else (None, cast(Any, mask))
+        if mask is not None and not of_pairs:
+            if not _arrays.is_array(mask):
+                raise TypeError(
+                    "mask must be None, a torch tensor, a NumPy array or a BlockMask, got "
+                    f"{_checks.briefly(mask)}"
+                )
+            if mask.shape != k.shape[:2]:
+                raise ValueError(
+                    f"mask must have shape (batch, keys) = {tuple(k.shape[:2])}, or (batch or 1, "
+                    f"heads or 1, queries, keys), got {tuple(mask.shape)}"
+                )
         output = attention(
             self._split(self.q_linear(q)),
             self._split(self.k_linear(k)),
@@ -193,7 +201,8 @@ class AlibiAttention(nn.Module):
             causal=self.causal,
             window=self.window,
             align=self.align,
-            key_padding_mask=mask,
+            mask=pairs,
+            key_padding_mask=padding,
             dropout=self.dropout if self.training else NO_DROPOUT,
         )
         merged = output.transpose(1, 2).flatten(2)

@@ -17,9 +17,15 @@ from ntk_alibi import _arrays
 from ntk_alibi._torch_state import has_values, in_forward_mode, is_tracing
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.parts import split_queries
+from ntk_alibi.masks import BlockMask
 from ntk_alibi.torch.dropout import kept_weights
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
+
+# So that the mask is one of a call's tensors.
+_pytree.register_pytree_node(
+    BlockMask, lambda block_mask: ([block_mask.mask], None), lambda given, _: BlockMask(*given)
+)
 
 #: Number of queries in a chunk; only the scores of one chunk are in memory.
 QUERY_CHUNK = 256

@@ -25,7 +25,7 @@ from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 from ntk_alibi.fused.parts import Results, attend_in_parts
-from ntk_alibi.masks import Mask, Problem, SegmentIds
+from ntk_alibi.masks import BlockMask, Mask, Problem, SegmentIds
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device
 from ntk_alibi.torch.dropout import make_dropout, to_integers, to_seed
@@ -40,7 +40,7 @@ SEGMENTS = ("query_segment_ids", "segment_ids")
 
 #: The names of all optional tensors.
 OPTIONAL_TENSORS = (
-    *BIAS_TENSORS, *PROBLEM_TENSORS, *SEGMENTS, "factors", "known", "seed",
+    *BIAS_TENSORS, *PROBLEM_TENSORS, *SEGMENTS, "factors", "known", "seed", "visible",
 )  # fmt: skip
 
 _INPUTS = (
@@ -143,7 +143,7 @@ def _make_call(
     bias_arrays: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**bias_arrays, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_integers)
-    *others, factors, known, seed = arrays[len(BIAS_TENSORS) :]
+    *others, factors, known, seed, visible = arrays[len(BIAS_TENSORS) :]
     given: dict[str, Any] = dict(zip((*PROBLEM_TENSORS, *SEGMENTS), others, strict=True))
     rule = core_rule(mask, scale, skip_tolerance) if in_core else None
     if checked:
@@ -153,6 +153,9 @@ def _make_call(
     else:
         problem = Problem.checked(shape, mask, like=like, **given)
         bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
+    if visible is not None:
+        of_tensor = BlockMask.of if in_core else BlockMask
+        problem = problem._replace(visible=of_tensor(rest[count - 1]))
     return AttentionCall(
         query, key, value, bias, problem, way, rule, scale, skip_tolerance,
         factors=factors, initial_logsumexp=known, dropout=make_dropout(seed, dropout),
@@ -263,6 +266,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         call.factors,
         None if call.initial_logsumexp is None else call.initial_logsumexp.detach(),
         to_seed(call.dropout),
+        None if problem.visible is None else problem.visible.mask,
         bias.table_begin,
         bias.knee,
         bias.exempt,

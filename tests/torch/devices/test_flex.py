@@ -15,6 +15,7 @@ from attention_checks import ROUNDING, UNIT, expected, inputs, visible
 from device_calls import by_pairs, device_call
 from ntk_alibi.torch.devices import flex
 from ntk_alibi.torch.devices.score_mods import capture_tensors, choose_variant
+from pair_masks import pair_mask
 
 KERNEL = flex.FlexAttention()
 SLOPES = na.alibi_slopes(4)
@@ -72,6 +73,11 @@ FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"causal": False},
     ),
     "factors": (na.ALiBi(4), {"log_n": na.LogN(16, (0.5, 1.0, 1.5, 2.0))}),
+    "a mask": (na.ALiBi(4), {"mask": torch.from_numpy(pair_mask("half", (2, 4, 200, 300)))}),
+    "a mask of documents": (
+        None,
+        {"causal": False, "mask": torch.from_numpy(pair_mask("documents", (1, 1, 200, 300)))},
+    ),
     "positions": (
         na.ALiBi(4),
         {"key_positions": np.arange(300) * 2, "query_positions": np.arange(200) * 3},

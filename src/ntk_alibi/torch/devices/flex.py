@@ -175,9 +175,9 @@ def block_mask(captured: Captured, lengths: tuple[int, int], *, backward: bool) 
 def visible_blocks(captured: Captured) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which blocks are partly and which fully visible.
 
-    Both results are (1 or batch, 1, blocks of queries, blocks of keys). In a fully visible block
-    every query sees every key. The bounds of a block's positions decide, so a block may be called
-    partly visible that no query sees, but no visible block is left out.
+    Both results are (1 or batch, 1 or heads, blocks of queries, blocks of keys). In a fully visible
+    block every query sees every key. The bounds of a block's positions decide, so a block may be
+    called partly visible that no query sees, but no visible block is left out.
     """
     keys, sink = captured["key_positions"], captured["sink"]
     real = keys >= 0
@@ -190,7 +190,18 @@ def visible_blocks(captured: Captured) -> tuple[torch.Tensor, torch.Tensor]:
     last = _split_into_blocks(captured["last_seen"], -LAST).amax(-1)[:, None, :, None]
     some = (least <= last) & ((most >= first) | (least < sink)) & (most >= 0)
     full = all_real & (most <= first_last) & ((least >= last_first) | (most < sink))
+    if "visible" in captured:
+        some = some & _blocks_of_pairs(captured["visible"])
+        full = full & ~_blocks_of_pairs(~captured["visible"])
     return some & ~full, full
+
+
+def _blocks_of_pairs(pairs: torch.Tensor) -> torch.Tensor:
+    """Return which blocks of (..., queries, keys) have a True, (..., blocks, blocks)."""
+    queries, keys = pairs.shape[-2:]
+    padded = F.pad(pairs, (0, -keys % BLOCK, 0, -queries % BLOCK))
+    blocks: torch.Tensor = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+    return blocks.any(-1).any(-2)
 
 
 def _split_into_blocks(x: torch.Tensor, beyond: int) -> torch.Tensor:

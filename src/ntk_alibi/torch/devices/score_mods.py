@@ -44,6 +44,7 @@ class Variant(NamedTuple):
         exempt: whether there are exempt tokens.
         first: whether the bias of exempt tokens is a constant.
         factors: whether scores have factors.
+        masked: whether there is a mask of pairs.
         padded: whether lengths were padded to multiples of a block.
         log: whether the logsumexp is needed.
         divided: whether there is a single query, whose keys may be divided among multiprocessors.
@@ -53,6 +54,7 @@ class Variant(NamedTuple):
     exempt: bool
     first: bool
     factors: bool
+    masked: bool
     padded: bool
     log: bool
     divided: bool
@@ -76,6 +78,7 @@ def choose_variant(call: AttentionCall, *, padded: bool, log: bool) -> Variant:
         exempt=bias.exempt > 0,
         first=bias.first is not None,
         factors=call.factors is not None,
+        masked=call.problem.visible is not None,
         padded=padded,
         log=log,
         divided=queries == 1 and batch <= MOST_DIVIDED and not padded,
@@ -113,6 +116,8 @@ def capture_tensors(call: AttentionCall, queries: int, keys: int) -> Captured:
     }
     if call.factors is not None:
         captured["factors"] = call.factors
+    if call.problem.visible is not None:
+        captured["visible"] = call.problem.visible.mask
     captured |= _capture_bias(call, number)
     # Compiled code loses the gradients of captured views (seen with torch 2.13).
     return {name: x.clone() if is_recorded(x) else x for name, x in captured.items()}
@@ -270,9 +275,13 @@ def mask_mod(captured: Captured) -> MaskMod:
     """Return the function that tells whether a query sees a key, for every mask and padding."""
 
     def visible(batch: Any, head: Any, row: Any, column: Any) -> Any:
-        del head
         key = entry_at(captured["key_positions"], batch, column)
         near = (key >= entry_at(captured["first_seen"], batch, row)) | (key < captured["sink"])
-        return near & (key >= 0) & (key <= entry_at(captured["last_seen"], batch, row))
+        seen = near & (key >= 0) & (key <= entry_at(captured["last_seen"], batch, row))
+        if "visible" not in captured:
+            return seen
+        row = torch.minimum(row, captured["last_row"])
+        column = torch.minimum(column, captured["last_column"])
+        return seen & entry_at(captured["visible"], batch, head, row, column)
 
     return visible

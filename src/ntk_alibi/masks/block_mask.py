@@ -1,0 +1,164 @@
+"""A mask of one's own: a boolean for each pair of a query and a key, which follows no rule."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._torch_state import has_values, is_transformed
+
+#: The number of queries and of keys in a block of the pictures and of `block_states`.
+KEYS_PER_BLOCK: int = _core.keys_per_block
+
+
+class BlockMask:
+    """A mask of pairs that calls share, so that it is read only once.
+
+    Formula::
+
+        query i sees key j  only if  mask[b, h, i, j]
+
+    `attention` takes it as mask, in place of the array. The first call reads the array once and
+    keeps a bit for each pair and what it found about each block of keys: blocks without a visible
+    pair are then skipped. It suits every call with as many queries and keys, in any layer.
+
+    The array is not copied, and must not change while the `BlockMask` is in use: later calls may
+    follow the old values or the new ones. Make a new `BlockMask` of an array that has changed.
+
+    Attributes:
+        mask: the array or tensor.
+        shape: its shape.
+
+    Args:
+        mask: (batch or 1, heads or 1, queries, keys), boolean, True where a query may see a key;
+            an array, or a tensor on the device of the call. Views with any strides are read where
+            they are; an axis with a stride of 0, as expand makes it, is read once.
+
+    Raises:
+        TypeError: mask is not a boolean array or tensor.
+        ValueError: it does not have four axes.
+
+    Example:
+        >>> import numpy as np, ntk_alibi as na
+        >>> prefix = 2  # the first tokens see each other both ways
+        >>> mask = na.BlockMask((np.tri(5) > 0) | (np.arange(5) < prefix)[None, None, None])
+        >>> query, key, value = np.ones((3, 1, 8, 5, 16), np.float32)
+        >>> na.attention(query, key, value, causal=False, mask=mask).shape
+        (1, 8, 5, 16)
+
+    Source: FlexAttention's BlockMask (Dong et al. 2024, arXiv 2412.05496) for the name and the
+    blocks.
+    """
+
+    def __init__(self, mask: Any) -> None:
+        _checks.check_plain("mask", mask)
+        if not _arrays.is_array(mask):
+            raise TypeError(
+                "mask must be None, a BlockMask or a boolean array or tensor, got "
+                f"{_checks.briefly(mask)}"
+            )
+        dtype = _arrays.dtype_name(mask.dtype)
+        if dtype != "bool":
+            floating = dtype.startswith(("float", "bfloat"))
+            advice = "pass an array to add as bias" if floating else "pass mask != 0"
+            raise TypeError(
+                f"mask must be boolean, True where a query may see a key, got {dtype}: {advice}"
+            )
+        if mask.ndim != 4:
+            raise ValueError(
+                "mask must have shape (batch or 1, heads or 1, queries, keys), got "
+                f"{tuple(mask.shape)}"
+            )
+        self.mask = mask
+        self._bits: _core.BlockMask | None = None
+        if _arrays.is_tensor(mask) and has_values(mask) and (memory := _memory(mask)):
+            _KEPT.setdefault(memory, self)
+
+    @classmethod
+    def of(cls, mask: Any) -> BlockMask:
+        """Return the mask that was made of this tensor and is still alive, or a new one."""
+        return _KEPT.get(_memory(mask)) or cls(mask)
+
+    def __repr__(self) -> str:
+        return f"BlockMask(shape={self.shape})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockMask, (self.mask,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(batch or 1, heads or 1, queries, keys)."""
+        return tuple(self.mask.shape)
+
+    def in_core(self) -> _core.BlockMask:
+        """Return the mask as the core's object, which is made once."""
+        if self._bits is None:
+            self._bits = _core.BlockMask(_arrays.to_numpy(self.mask))
+        return self._bits
+
+    def like(self, like: Any) -> Any:
+        """Return the array in like's framework and on its device; NumPy if like is None."""
+        return _arrays.boolean(self.mask, like)
+
+    def for_rows(self, rows: slice) -> BlockMask:
+        """Return the mask of some rows of the batch."""
+        return self if self.shape[0] == 1 else BlockMask(self.mask[rows])
+
+    def for_heads(self, heads: slice | list[int]) -> BlockMask:
+        """Return the mask of some heads."""
+        return self if self.shape[1] == 1 else BlockMask(self.mask[:, heads])
+
+    def part(self, queries: slice, keys: slice) -> BlockMask:
+        """Return the mask of some queries and keys."""
+        whole = slice(0, self.shape[2]), slice(0, self.shape[3])
+        return self if (queries, keys) == whole else BlockMask(self.mask[:, :, queries, keys])
+
+
+#: Masks of tensors by their memory: torch's operator gets the tensor alone.
+_KEPT: WeakValueDictionary[Any, BlockMask] = WeakValueDictionary()
+
+
+def _memory(mask: Any) -> tuple[Any, ...] | None:
+    """Return what tells the values of a tensor in main memory from others, or None."""
+    if not mask.is_cpu or mask.is_inference() or is_transformed(maps=True):
+        return None
+    return mask.data_ptr(), tuple(mask.shape), mask.stride(), mask._version
+
+
+def checked_block_mask(mask: Any, shape: tuple[int, ...], query: Any) -> BlockMask:
+    """Check the argument mask of `attention` against (batch, heads, queries, keys).
+
+    Raises:
+        TypeError, ValueError: it is of another kind, framework, device or shape.
+    """
+    checked = mask if isinstance(mask, BlockMask) else BlockMask(mask)
+    given, tensor = checked.mask, _arrays.is_tensor(query)
+    if _arrays.is_tensor(given) != tensor:
+        kind = "torch tensor" if tensor else "NumPy array"
+        raise TypeError(f"mask must be a {kind} as query, got {type(given).__name__}")
+    if tensor and given.device != query.device:
+        raise ValueError(f"mask must be on query's device {query.device}, got {given.device}")
+    batch, heads, queries, keys = shape
+    rows, own_heads, *pairs = checked.shape
+    if rows not in (1, batch) or own_heads not in (1, heads) or pairs != [queries, keys]:
+        raise ValueError(
+            "mask must have shape (batch or 1, heads or 1, queries, keys) = "
+            f"({batch} or 1, {heads} or 1, {queries}, {keys}), got {checked.shape}"
+        )
+    return checked
+
+
+def block_states(mask: Any, block: int = KEYS_PER_BLOCK) -> Any:
+    """Return how much each block of a mask (..., queries, keys) shows, int8 (..., rows, columns).
+
+    2 where all of its pairs are visible, 1 where some are, 0 where none is.
+    """
+    some, every = mask, mask
+    for axis in (-1, -2):
+        begins = np.arange(0, mask.shape[axis], block)
+        some = np.logical_or.reduceat(some, begins, axis=axis)
+        every = np.logical_and.reduceat(every, begins, axis=axis)
+    return some.astype(np.int8) + every.astype(np.int8)

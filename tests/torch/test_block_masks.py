@@ -1,0 +1,194 @@
+"""Masks of pairs of tensors: gradients, every derivative, traces, transforms and refusals."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ntk_alibi as na
+from ntk_alibi.masks import block_mask as module
+from pair_masks import pair_mask
+
+BIAS = na.ALiBi(4, sides="symmetric")
+SHAPE = (2, 4, 40, 70)
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+def tensors(*, dtype: torch.dtype = torch.float32, grad: bool = False) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(2, heads, length, 8, generator=generator).to(dtype).requires_grad_(grad)
+        for heads, length in ((4, 40), (2, 70), (2, 70))
+    ]
+
+
+def mask_of(
+    kind: str = "empty rows", shape: tuple[int, ...] = SHAPE, seed: int = 0
+) -> torch.Tensor:
+    return torch.from_numpy(pair_mask(kind, shape, seed))  # type: ignore[arg-type]
+
+
+def attend(*inputs: torch.Tensor, mask: Any, **options: Any) -> torch.Tensor:
+    result: torch.Tensor = na.attention(*inputs, BIAS, causal=False, mask=mask, **options)
+    return result
+
+
+def test_gradients_are_near_those_of_float64() -> None:
+    sources, wide = tensors(grad=True), tensors(dtype=torch.float64, grad=True)
+    mask = mask_of()
+    for given in (mask, na.BlockMask(mask), mask[:1, :1], mask[:, :, :1].expand(SHAPE)):
+        mine, theirs = (
+            torch.autograd.grad(attend(*x, mask=given).square().sum(), x) for x in (sources, wide)
+        )
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+def test_other_derivatives() -> None:
+    query, key, value = (x[:1, :, :5].double() for x in tensors())
+    mask = mask_of()[:1, :, :5, :5]
+
+    def f(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return attend(query, key, value, mask=mask)
+
+    sources = tuple(x.clone().requires_grad_() for x in (query, key, value))
+    assert torch.autograd.gradgradcheck(f, sources)
+    assert torch.autograd.gradcheck(f, sources, check_forward_ad=True)
+
+
+def test_gradients_of_gradients_in_float32() -> None:
+    sources, wide = tensors(grad=True), tensors(dtype=torch.float64, grad=True)
+    found = []
+    for x in (sources, wide):
+        first = torch.autograd.grad(attend(*x, mask=mask_of()).sin().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(sum(y.square().sum() for y in first), x))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
+
+
+def test_transforms() -> None:
+    query, key, value = tensors()
+    masks = torch.stack([mask_of(seed=i) for i in range(3)])
+
+    def loss(query: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return attend(query, key, value, mask=mask).square().sum()
+
+    mapped = torch.func.vmap(lambda m: attend(query, key, value, mask=m))(masks)
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(query, masks)
+    for i, mask in enumerate(masks):
+        torch.testing.assert_close(mapped[i], attend(query, key, value, mask=mask), rtol=0, atol=0)
+        one = torch.func.grad(loss)(query, mask)
+        torch.testing.assert_close(gradients[i], one, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_and_exported() -> None:
+    inputs, mask = tensors(), mask_of()
+    block_mask = na.BlockMask(mask)
+
+    class Attend(torch.nn.Module):
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return attend(*inputs[:3], mask=inputs[3], log_n=8)
+
+    class Keeps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = block_mask
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return attend(*inputs, mask=self.mask)
+
+    plain, whole = attend(*inputs, mask=mask), Attend()(*inputs, mask)
+    exported = torch.export.export(Attend(), (*inputs, mask)).module()
+    torch.testing.assert_close(exported(*inputs, mask), whole)
+    torch.testing.assert_close(torch.export.export(Keeps(), tuple(inputs)).module()(*inputs), plain)
+    compiled: Any = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for given in (mask, block_mask):
+        torch.testing.assert_close(compiled(*inputs, mask=given), plain)
+    torch.testing.assert_close(torch.compile(Attend(), backend="aot_eager")(*inputs, mask), whole)
+    torch.compiler.reset()
+
+
+def test_a_kept_mask_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    class Core:
+        @staticmethod
+        def BlockMask(mask: Any) -> Any:  # noqa: N802 (the core's name)
+            read.append(mask)
+            return core.BlockMask(mask)
+
+    core: Any = module._core
+    monkeypatch.setattr(module, "_core", Core)
+    sources, mask = tensors(grad=True), mask_of()
+    kept = na.BlockMask(mask)
+    for _ in range(2):
+        attend(*sources, mask=kept).sum().backward()
+        with torch.no_grad():
+            attend(*sources, mask=kept)
+    assert len(read) == 1
+    before = attend(*sources, mask=mask)
+    mask.logical_not_()  # a tensor tells that it has changed
+    assert not torch.equal(attend(*sources, mask=mask), before)
+
+
+def test_a_mask_that_changes_before_the_backward_pass_is_refused() -> None:
+    sources, mask = tensors(grad=True), mask_of()
+    output = attend(*sources, mask=mask)
+    mask[:] = True
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_copies_of_a_mask() -> None:
+    kept = na.BlockMask(mask_of())
+    for other in (copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
+        torch.testing.assert_close(other.mask, kept.mask)
+    assert repr(kept) == "BlockMask(shape=(2, 4, 40, 70))"
+
+
+def test_a_module_takes_masks() -> None:
+    attention = na.AlibiAttention(4, 32)
+    x = torch.randn(2, 20, 32)
+    mask = mask_of("half", (2, 1, 20, 20))
+    mask[..., 0] = True
+    padding = torch.arange(20) < torch.tensor([[20], [12]])
+    of_pairs = padding[:, None, None].expand(2, 1, 20, 20)
+    torch.testing.assert_close(attention(x, x, x, of_pairs), attention(x, x, x, padding))
+    torch.testing.assert_close(
+        attention(x, x, x, na.BlockMask(mask)), attention(x, x, x, mask), rtol=0, atol=0
+    )
+    assert not torch.allclose(attention(x, x, x, mask), attention(x, x, x))
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (mask_of().float(), TypeError, "mask must be boolean, .* pass an array to add as bias"),
+        (mask_of().int(), TypeError, "mask must be boolean, .* got int32: pass mask != 0"),
+        (mask_of()[:, :, :9], ValueError, r"mask must have shape .* got \(2, 4, 9, 70\)"),
+        (mask_of()[:, :3], ValueError, r"mask must have shape .* \(2 or 1, 4 or 1, 40, 70\)"),
+        (mask_of()[0], ValueError, r"mask must have shape .*, got \(4, 40, 70\)"),
+        (mask_of().numpy(), TypeError, "mask must be a torch tensor as query, got ndarray"),
+        (na.BlockMask(mask_of().numpy()), TypeError, "mask must be a torch tensor as query"),
+        (mask_of().to("meta"), ValueError, "mask must be on query's device cpu, got meta"),
+        ("causal", TypeError, "mask must be None, a BlockMask or a boolean array or tensor"),
+        (np.ma.array(np.ones(SHAPE, bool)), TypeError, "mask must not be a masked array"),
+    ],
+)
+def test_wrong_masks(mask: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        attend(*tensors(), mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("attn_mask", "pass a boolean array as mask"), ("block_mask", "pass mask: a boolean array")],
+)
+def test_names_of_other_libraries(name: str, advice: str) -> None:
+    with pytest.raises(TypeError, match=f"'{name}': {advice}"):
+        na.attention(*tensors(), **{name: mask_of()})

@@ -172,7 +172,7 @@ def test_parameters_are_ours() -> None:
 
 
 def test_tables_are_as_long_as_what_is_seen() -> None:
-    bias = na.KerpleLog(R1, R2)
+    bias = na.KerpleLog(*map(torch.tensor, (R1, R2)))  # kept tables are longer
 
     def length(
         query_positions: Any = None, key_positions: Any = None, align: str = "end", **mask: Any
@@ -208,7 +208,8 @@ def test_constant_tables_are_kept() -> None:
     bias = Counted(R1, R2)
     for keys in (900, 901, 1000, 1020):
         table = bias.kernel_bias(Problem((1, 3, 1, keys))).table
-        np.testing.assert_array_equal(table, super(Counted, bias).over(0, keys - 1).astype("f4"))
+        seen = super(Counted, bias).over(0, keys - 1).astype("f4")
+        np.testing.assert_array_equal(table[:, :keys], seen)
     assert len(calls) == 1
 
 

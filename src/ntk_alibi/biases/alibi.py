@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +156,9 @@ class ALiBi(BiasObject):
         return left, right
 
 
+ModelSides: TypeAlias = Literal["causal", "symmetric", "falling"]
+
+
 @dataclass(frozen=True, eq=False)
 class ModelALiBi(BiasObject):
     """The ALiBi of a model's layer: the slopes of its family, stretched by a scaling.
@@ -163,12 +166,13 @@ class ModelALiBi(BiasObject):
     Args:
         rule: how the family computes slopes, for all heads of the model.
         scaling: the scaling of this layer, or None.
-        sides: "causal", or "symmetric" for encoders.
+        sides: "causal", "symmetric" for encoders, or "falling" for a decoder whose mask shows keys
+            ahead: its bias is -slope d there, too, as a bias that depends on keys alone has it.
     """
 
     rule: ModelSlopes
     scaling: Scaling | None = None
-    sides: Sides = field(default="causal", kw_only=True)
+    sides: ModelSides = field(default="causal", kw_only=True)
 
     def __post_init__(self) -> None:
         self.define(num_heads=self.rule.heads)
@@ -180,7 +184,7 @@ class ModelALiBi(BiasObject):
 
     @classmethod
     def for_layer(
-        cls, rule: ModelSlopes, scaling: Scaling | None, layer: int, sides: Sides = "causal"
+        cls, rule: ModelSlopes, scaling: Scaling | None, layer: int, sides: ModelSides = "causal"
     ) -> ModelALiBi:
         """Return the bias of a layer; layers with the same scaling share the object."""
         scaling = at_layer(scaling, layer)
@@ -192,14 +196,20 @@ class ModelALiBi(BiasObject):
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
         del like
-        return bias_from_rule(self.rule, self.scaling, self.sides, problem)
+        if self.sides != "falling":
+            return bias_from_rule(self.rule, self.scaling, self.sides, problem)
+        both = bias_from_rule(self.rule, self.scaling, "symmetric", problem)
+        ahead = {"right": -both.left}
+        if both.far_left is not None:
+            ahead["far_right"] = -both.far_left
+        return both._replace(**ahead, core=None)
 
 
 _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
 
 
 @functools.lru_cache(maxsize=256)
-def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: Sides) -> ModelALiBi:
+def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: ModelSides) -> ModelALiBi:
     return ModelALiBi(rule, scaling, sides=sides)
 
 

@@ -24,6 +24,7 @@ from ntk_alibi.integrations.dense import attend_densely
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forward_pass import ALL, ForwardPass, Part, untraced
 from ntk_alibi.integrations.making import Sizes, make_pass
+from ntk_alibi.integrations.pair_masks import PairMasks
 from ntk_alibi.integrations.settings import form_of
 from ntk_alibi.integrations.tokens import NAME, Tokens
 
@@ -35,11 +36,16 @@ class MaskTokens(WeakIdKeyDictionary):
     its pass is made of. Copies and pickles hold none.
 
     Attributes:
+        pairs: what was read of masks of four dimensions.
         crossing: the last pass of cross-attention, which the steps of a generation share, with what
             it was made of, or None.
     """
 
     crossing: tuple[Any, torch.Tensor, ForwardPass] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = PairMasks()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MaskTokens, ()
@@ -283,7 +289,8 @@ class Attend:
         owner = self.tokens if mask is None else mask
         known = self.tokens.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again.
-        tokens = Tokens(mask)
+        hidden = self.family.masks_hidden and getattr(mask, "ndim", 2) == 4
+        tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)
         if self.number > 0 and known is not None and known[0] == of:
             tokens = known[1]
         if mask is None and self.ends and not torch.is_grad_enabled():

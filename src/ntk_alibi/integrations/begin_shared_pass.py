@@ -114,7 +114,7 @@ def _begin(model: Any, given: dict[str, Any], said: list[str]) -> dict[str, Any]
         if past:
             warn_of_older_slopes(settings.scaling)
         end = past + tokens
-        whole = real_keys(mask, batch, end, inputs.device, "attention_mask", tokens)[:, :end]
+        whole = real_keys(mask, batch, end, inputs.device, "attention_mask", longer=True)[:, :end]
         if is_cut(cache, tokens):
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
             cache.hold(lengths)
@@ -190,7 +190,7 @@ def _describe_whole(
         )
     (batch, tokens), cached = inputs.shape[:2], cache.get_seq_length()
     mask, end = given["attention_mask"], cached + tokens
-    seen = real_keys(mask, batch, end, inputs.device, "attention_mask", tokens)
+    seen = real_keys(mask, batch, end, inputs.device, "attention_mask", longer=True)
     return {
         "input_ids": (batch, tokens),
         f"tokens in {CACHE}": cached,

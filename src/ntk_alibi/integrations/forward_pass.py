@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._torch_state import has_values, is_recorded, is_tracing
-from ntk_alibi.biases.alibi import ModelALiBi
+from ntk_alibi.biases.alibi import ModelALiBi, ModelSides
 from ntk_alibi.biases.base import BiasObject, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.biases.slopes import ModelSlopes, Sides
+from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
@@ -90,6 +90,8 @@ class ForwardPass:
             modules and functions that return them.
         cache: a cache of packed texts, in place of the layers' own, or None.
         heads: the heads that this rank of tensor parallelism computes, or None for all.
+        falls: whether the slopes are a decoder's, whose bias falls by the same slope ahead of the
+            query, too, where a mask of pairs shows these keys.
         ready: for layers that share a bias, the function that attends in the core without
             gradients, by what their biases depend on and the scale.
     """
@@ -102,6 +104,7 @@ class ForwardPass:
     own: Mapping[Any, Any] = field(default_factory=dict)
     cache: Any = None
     heads: slice | None = None
+    falls: bool = False
     ready: dict[Any, Any] = field(init=False, default_factory=dict)
     _made: dict[Any, Any] = field(init=False, default_factory=dict)
     _same: BiasObject | None = field(init=False, default=None)
@@ -124,7 +127,8 @@ class ForwardPass:
         if table is not None:
             return cast(BiasObject, table.bias(self._made, self.mask.device))
         scaling = self.settings.scaling
-        sides: Sides = "causal" if self.problem.mask.causal else "symmetric"
+        sides: ModelSides = "falling" if self.falls else "symmetric"
+        sides = "causal" if self.problem.mask.causal else sides
         bias = ModelALiBi.for_layer(self.rule, scaling, layer, sides)
         if self.alike:
             self._same = bias

@@ -33,7 +33,8 @@ def fits(attend: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bo
     if cache is not None or dropout or weights:
         return False
     if isinstance(mask, Tokens):
-        return mask.texts is mask.made is None and not mask.weights
+        of_keys = getattr(mask.padding, "ndim", 2) == 2
+        return of_keys and mask.texts is mask.made is None and not mask.weights
     return attend.family.code is None
 
 

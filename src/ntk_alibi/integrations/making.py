@@ -14,8 +14,8 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import JIT, find_tracer, has_values, is_followed
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.dense import HIDES
 from ntk_alibi.integrations.forward_pass import ForwardPass, PackedTexts, limits_up_to, problem_of
+from ntk_alibi.integrations.pair_masks import is_of_pairs, problem_of_pairs, shown
 from ntk_alibi.integrations.settings import check_layers, current, stack_of
 from ntk_alibi.integrations.tables import NoBias
 from ntk_alibi.integrations.tokens import Tokens
@@ -75,10 +75,14 @@ def make_pass(
     heads = family.own_heads(attend.layer, model, rule.heads, settings, own)
     batch, queries, keys = sizes
     padding = tokens.padding
-    if family.masks_hidden and getattr(padding, "ndim", 2) == 4 and padding.dtype == torch.bool:
-        padding = ~padding
     if tokens.texts is not None:
         return _packed_pass(tokens.texts, rule, settings, sizes, own)
+    if attend.crosses and is_of_pairs(padding, causal=False):
+        read = attend.tokens.pairs.read(
+            padding, "encoder_attention_mask", (batch, rule.heads, queries, keys)
+        )
+        problem = problem_of_pairs(read, (batch, rule.heads, queries, keys), BIDIRECTIONAL, None)
+        return ForwardPass(padding, problem, rule, settings, own={None: NoBias(rule.heads)})
     if attend.crosses:
         real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
         unpadded = padding is None
@@ -99,14 +103,30 @@ def make_pass(
         warn_of_older_slopes(settings.scaling)
     end, skipped = past + keys, None
     limits = limits_up_to(end - 1, settings.mask) if attend.causal else settings.mask
+    if is_of_pairs(padding, causal=attend.causal):
+        if hasattr(cache, "expect"):
+            raise ValueError(
+                "attention_mask must have shape (batch, keys) with a WindowCache, got "
+                f"{tuple(padding.shape)}"
+            )
+        name = "mask" if family.code is None else "attention_mask"
+        shape = batch, rule.heads, queries, end
+        read = attend.tokens.pairs.read(padding, name, shape)
+        positions = None if rule.counts_holes else tokens.positions
+        limits = limits._replace(causal=attend.causal)
+        problem = problem_of_pairs(read, shape, limits, positions)
+        return ForwardPass(
+            padding, problem, rule, settings, own=own, heads=heads, falls=attend.causal
+        )
     if hasattr(cache, "expect"):  # a `WindowCache`
         mask, skipped = _held(settings.mask, cache, padding, (batch, past, queries), device)
         limits = EVERYTHING if queries == 1 else limits  # a query that sees all keys that are held
         end = capacity = mask.shape[1]
     else:
         capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
-        name, count = ("mask", 0) if family.code is None else ("attention_mask", queries)
-        mask = real_keys(padding, batch, end, device, name, count, causal=attend.causal)
+        longer = family.code is not None
+        name = "attention_mask" if longer else "mask"
+        mask = real_keys(padding, batch, end, device, name, longer=longer)
         if capacity > mask.shape[1]:
             mask = F.pad(mask, (0, capacity - mask.shape[1]))
     problem = problem_of(
@@ -158,68 +178,32 @@ def real_keys(
     keys: int,
     device: torch.device,
     name: str = "mask",
-    queries: int = 0,
     *,
-    causal: bool = True,
+    longer: bool = False,
 ) -> torch.Tensor:
     """Return a mask of padding, in a form that `Attend` takes, as (batch, keys), True if real.
 
     Args:
-        mask: None, a mask (batch, keys or more) that is not 0 for real keys, values to add to
-            scores, (batch, 1, 1, keys), or a causal mask of padding, (batch, 1, queries, keys or
-            more), as generate() makes it for a static cache.
+        mask: None, a mask (batch, keys) that is not 0 for real keys, or one of keys alone in four
+            dimensions, (1 or batch, 1, 1, keys), boolean or of values to add to scores.
         batch: the number of rows.
         keys: the number of keys that the last query may see.
         device: the device of the result.
         name: the mask's name in messages.
-        queries: the number of queries of a causal mask, 0 where there is none.
-        causal: whether such a mask is causal; an encoder's mask is the same for all queries.
+        longer: whether a mask may have keys of a static cache behind the last query.
     """
     if mask is None:
         return torch.ones((batch, keys), dtype=torch.bool, device=device)
     _checks.check_plain(name, mask)
     shape = tuple(mask.shape)
-    longer = queries > 0 and len(shape) == 2 and shape[1] > keys
-    if shape == (batch, keys) or (longer and shape[0] == batch):
+    fits = shape == (batch, keys) or (longer and len(shape) == 2 and shape[1] > keys)
+    if fits and shape[0] == batch:
         return cast(torch.Tensor, mask.to(device) != 0)
-    of_keys = len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, 1, keys)
-    if of_keys and (not queries or not causal) and queries != 1:
-        if mask.dtype == torch.bool:
-            raise ValueError(
-                f"{name} must be of values to add to scores with four dimensions, got bool"
-            )
+    if len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, 1, keys):
         return shown(mask, name)[:, 0, 0].to(device).expand(batch, keys)
-    if len(shape) == 4 and shape[:3] == (batch, 1, queries) and shape[3] >= keys:
-        seen = shown(mask, name)
-        padding = seen[:, 0, -1]
-        columns = torch.arange(shape[3], device=mask.device)
-        limits = EVERYTHING._replace(causal=causal)
-        visible = limits.visible(columns[keys - queries : keys], columns)
-        if torch.equal(seen, padding[:, None, None, :] & visible):
-            return padding.to(device)
-    if not queries:
-        raise ValueError(
-            f"{name} must have shape ({batch}, {keys}), or ({batch}, 1, 1, {keys}) of values to "
-            f"add to scores, got {shape}"
-        )
-    kind, other = "causal " * causal, "another mask of shape " * (len(shape) == 4)
     raise ValueError(
-        f"{name} must have shape (batch, keys) = ({batch}, {keys}) for a patched model, or be the "
-        f"{kind}mask of such padding, got {other}{shape}"
+        f"{name} must have shape (batch, keys) = ({batch}, {keys}) for a patched model, got {shape}"
     )
-
-
-def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
-    """Return where a mask of four dimensions shows a key: True, or 0 among values to add."""
-    if mask.dtype == torch.bool:
-        return mask
-    seen: torch.Tensor = mask == 0
-    known = (seen | (mask < HIDES)).all()
-    if mask.is_cpu and has_values(known) and not bool(known):
-        raise ValueError(
-            f"{name} must be 0 for real keys and below {HIDES:g} for hidden ones, got other values"
-        )
-    return seen
 
 
 def _held(
@@ -252,7 +236,7 @@ def _held(
         shared.padding = None
         evicted = total - keys
         return mask, torch.full((batch,), evicted, device=device) if evicted > 0 else None
-    mask = real_keys(padding, batch, total, device, "attention_mask", queries)[:, :total]
+    mask = real_keys(padding, batch, total, device, "attention_mask", longer=True)[:, :total]
     real = mask.sum(dim=1)
     last_columns = torch.arange(total, device=device) >= total - real[:, None]
     if rows_with_holes := (mask != last_columns).any(dim=1).nonzero().flatten().tolist():

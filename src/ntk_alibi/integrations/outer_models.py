@@ -17,9 +17,14 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.arguments import check_cache_in_use, positional_names
+from ntk_alibi.integrations.arguments import (
+    check_cache_in_use,
+    paged_cache_of,
+    positional_names,
+)
 from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
-from ntk_alibi.integrations.making import check_inputs, shown
+from ntk_alibi.integrations.making import check_inputs
+from ntk_alibi.integrations.pair_masks import shown
 from ntk_alibi.integrations.settings import PATCHED, ranks_of
 from ntk_alibi.integrations.shared_loss import LossOfParts
 from ntk_alibi.integrations.texts import describing, texts_of_rows
@@ -102,7 +107,9 @@ def _read(
         return None
     # Layers of this form get masks of all pairs. No configuration asks for it.
     traceable = settings is not None and settings.attention == "traceable"
-    if model is target:
+    of_pairs = getattr(given.get("attention_mask"), "ndim", 2) == 4
+    of_pairs = of_pairs and paged_cache_of(given) is None  # whose masks say what its indices say
+    if model is target or of_pairs:
         check_inputs(given)
         given = {**given, "attention_mask": _mask_to_pass_on(given, target, traceable)}
     if traceable and is_tracing():
@@ -110,7 +117,7 @@ def _read(
         return rest, given
     if given.get("use_cache") is False:
         check_cache_in_use(given)
-    texts = _texts(model, given, traceable) if said else None
+    texts = _texts(model, given, traceable) if said and not of_pairs else None
     if texts is None:
         return rest, given
     if texts.cache is not None:
@@ -123,18 +130,27 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
     """Return the mask with which a patched model goes on.
 
     Without one, tokens save BLOOM a bias of its own, and Falcon a search for texts in positions,
-    whose values no trace has. A mask of four dimensions becomes values to add where the model's
-    layers would take it for a mask of hidden keys.
+    whose values no trace has. The layers of a traceable form may take booleans for hidden keys.
     """
     mask = given.get("attention_mask")
-    if mask is None:
-        return None if traceable else Tokens()
-    if mask.ndim != 4 or not getattr(target, PATCHED).family.masks_hidden:
+    if not traceable:
+        if mask is None or mask.ndim == 4:
+            return Tokens(mask, positions=_positions(given, mask))
         return mask
-    if mask.dtype != torch.bool and not has_values(mask):
+    hidden = getattr(target, PATCHED).family.masks_hidden and mask is not None and mask.ndim == 4
+    if not hidden or (mask.dtype != torch.bool and not has_values(mask)):
         return mask
     zeros = torch.zeros(mask.shape, device=mask.device)
     return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)
+
+
+def _positions(given: Mapping[str, Any], mask: Any) -> torch.Tensor | None:
+    """Return the position_ids beside a mask of four dimensions, (rows, tokens), or None."""
+    value = given.get("position_ids")
+    if mask is None or value is None:
+        return None
+    positions = torch.as_tensor(value)
+    return positions[None] if positions.ndim == 1 else positions
 
 
 def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:

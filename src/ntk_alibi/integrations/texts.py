@@ -44,8 +44,6 @@ class Rows:
         """Return which new tokens are real, (batch, tokens), or None if each follows the last."""
         mask, real = self.mask, torch.ones_like(like, dtype=torch.bool)
         if isinstance(mask, torch.Tensor):
-            if mask.ndim == 4:  # of generate() for a static cache; the last query sees real keys
-                mask = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, -1]
             given = mask[:, self.past : self.past + self.tokens] != 0
             real = given if given.shape[-1] == like.shape[-1] else real
         return real if self.parts or not bool(real.all()) else None

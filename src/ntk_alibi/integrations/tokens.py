@@ -25,6 +25,7 @@ class Tokens(BlockMask):
 
     Attributes:
         padding: the attention_mask in a form that `Attend` takes, or None.
+        positions: the position_ids beside a mask of four dimensions, or None.
         weights: whether the caller wants attention weights, where layers are not told.
         texts: `PackedTexts`, or None.
         keep: the logits_to_keep that the ranks of a group share, or None.
@@ -37,11 +38,13 @@ class Tokens(BlockMask):
         self,
         padding: Any = None,
         *,
+        positions: Any = None,
         texts: Any = None,
         keep: Any = None,
         made: Any = None,
     ) -> None:
         self.padding = padding
+        self.positions = positions
         self.weights = False
         self.texts = texts
         self.keep = keep

@@ -37,7 +37,9 @@ def _tables(model: Any, layers: list[Any]) -> list[Table]:
 
 
 def _bias(rows: Any, **options: Any) -> T5:
-    return T5(rows.T, **options)
+    bias = T5(rows.T, **options)
+    bias.define(sides="symmetric")  # keys ahead, which a mask may show, are in bucket 0
+    return bias
 
 
 def _forward(

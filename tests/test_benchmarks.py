@@ -21,6 +21,7 @@ from benchmarks import (
     decode,
     gradient,
     long_memory,
+    masks,
     memory,
     models,
     optional_peers,
@@ -270,6 +271,21 @@ def test_models_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     stock, patched, ratio = rows[1][1:4]
     assert (stock, ratio) == ("", "")
     assert float(patched) > 0
+
+
+@pytest.mark.slow
+def test_masks_become_a_table_and_all_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "SECONDS_PER_TURN", 0.0)
+    rows = masks.run(1, 128, 256).split("\n")[-6:]
+    assert all(float(cell) > 0 for row in rows for cell in row.strip("| ").split(" | ")[1:])
+    for name, mask in masks.masks(300).items():
+        found = {x: y() for x, y in masks.candidates(300, 300, mask).items()}
+        exact = found.pop(masks.SDPA)
+        if name not in ("all pairs", "causal"):
+            del found[masks.BASELINE]
+        for output in found.values():
+            torch.testing.assert_close(output, exact, rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
 
 
 def test_a_table_of_whole_models_counts_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:

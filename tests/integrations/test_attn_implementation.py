@@ -62,22 +62,21 @@ def test_the_mask_of_another_function_is_read(ids: torch.Tensor, name: str) -> N
         expected = run(model, ids, padding)
         model.transformer.config = model.config
         model.config._attn_implementation = "eager"
-        assert torch.equal(run(model, ids, padding), expected)
+        found = run(model, ids, padding)[real(padding)]
+        torch.testing.assert_close(found, expected[real(padding)], **LOGITS)
 
 
 @families
 def test_masks_of_four_dimensions(models: dict, ids: torch.Tensor, name: str) -> None:
-    """generate() passes causal masks to models with a static cache; other masks are refused."""
+    """The causal mask with padding says what the padding says."""
     padding = MASKS["left"].bool()
     causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & padding[:, None, None, :]
     added = torch.where(causal, 0.0, torch.finfo(torch.float32).min)
     with na.patch(models[name]):
         expected = run(models[name], ids, padding)
         for mask in (causal, added):
-            assert torch.equal(run(models[name], ids, mask), expected)
-        message = r"must have shape .*= \(3, 40\) .* or be the causal mask .* got another mask of"
-        with pytest.raises(ValueError, match=message):
-            run(models[name], ids, torch.ones_like(causal))
+            found = run(models[name], ids, mask)[real(padding)]
+            torch.testing.assert_close(found, expected[real(padding)], **LOGITS)
         message = r"attention_mask must have shape .*= \(3, 40\) .* got \(3, 39\)"
         with pytest.raises(ValueError, match=message):
             run(models[name], ids, padding[:, 1:])
@@ -91,7 +90,7 @@ def test_masks_of_four_dimensions_hold_values_to_add(
     models: dict, ids: torch.Tensor, name: str, value: float
 ) -> None:
     """What transformers would add to scores is 0 or hides a key; ones are no hidden keys."""
-    message = "attention_mask must be 0 for real keys and below -1000 for hidden ones"
+    message = "attention_mask must be 0 for visible keys and below -1000 for hidden ones"
     model, full = models[name], torch.full((3, 1, LENGTH, LENGTH), value)
     causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     for attention in ("fused", "eager"):
@@ -106,38 +105,11 @@ def test_masks_of_four_dimensions_by_the_forward_method(ids: torch.Tensor, name:
     model = shared_model(name)
     model = getattr(model, "transformer", model)
     wrong = [torch.full((3, 1, LENGTH, LENGTH), value) for value in (1.0, 1, math.nan)]
-    message = "attention_mask must be 0 for real keys and below -1000 for hidden ones"
+    message = "attention_mask must be 0 for visible keys and below -1000 for hidden ones"
     with na.patch(model), torch.no_grad():
         for mask in wrong:
             with pytest.raises(ValueError, match=message):
                 model.forward(ids, attention_mask=mask)
-
-
-@pytest.mark.parametrize("name", ["bloom", "falcon", "pix2struct"])
-def test_a_decoder_takes_no_mask_of_keys_alone_in_four_dimensions(
-    ids: torch.Tensor, name: str
-) -> None:
-    """T5's decoder would add it to scores, and see ahead."""
-    model = shared_model(name)
-    message = "must have shape .*, or be the causal mask of such padding, got another mask of shape"
-    with na.patch(model), torch.no_grad(), pytest.raises(ValueError, match=message):
-        model(ids, attention_mask=torch.zeros(3, 1, 1, LENGTH))
-
-
-@pytest.mark.parametrize("name", ["t5, encoder", "mpnet"])
-def test_masks_of_four_dimensions_of_encoders(ids: torch.Tensor, name: str) -> None:
-    """One of all pairs that is the same for all queries is padding; a causal one is refused."""
-    model, padding = shared_model(name), MASKS["left"].bool()
-    pairs = padding[:, None, None, :].expand(-1, 1, LENGTH, LENGTH)
-    causal = pairs & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    message = r"must have shape .*, or be the mask of such padding, got another mask of shape"
-    with na.patch(model), torch.no_grad():
-        expected = model(ids, attention_mask=padding)[0]
-        for mask in (pairs, torch.where(pairs, 0.0, torch.finfo(torch.float32).min)):
-            assert torch.equal(model(ids, attention_mask=mask)[0], expected)
-        for mask in (causal, torch.where(causal, 0.0, torch.finfo(torch.float32).min)):
-            with pytest.raises(ValueError, match=message):
-                model(ids, attention_mask=mask)
 
 
 @families

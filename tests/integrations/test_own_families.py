@@ -111,13 +111,12 @@ def test_masks_of_several_forms_are_read_and_others_refused() -> None:
 
     wanted = by(mask)
     with na.patch(model, family=toy_family()):
-        for given in (mask, mask.bool(), mask.float(), added, added.half()):
+        pairs = added.expand(2, 1, 37, 37)
+        for given in (mask, mask.bool(), mask.float(), added, added.half(), added == 0, pairs):
             torch.testing.assert_close(by(given), wanted, **CLOSE)
         for wrong, message in (
-            (mask[:, 1:], r"mask must have shape \(2, 37\)"),
-            (added.expand(2, 1, 37, 37), r"mask must have shape \(2, 37\)"),
-            (added.bool(), "mask must be of values to add"),
-            (added + 0.5, "mask must be 0 for real keys and below -1000"),
+            (mask[:, 1:], r"mask must have shape \(batch, keys\) = \(2, 37\)"),
+            (added + 0.5, "mask must be 0 for visible keys and below -1000"),
         ):
             with pytest.raises(ValueError, match=message):
                 by(wrong)

@@ -195,7 +195,7 @@ class ForwardPass:
             )
         if heads is not None:
             kernel = kernel.for_heads(heads)
-            problem = problem.for_heads(heads.stop - heads.start)
+            problem = problem.for_heads(heads)
         if log_n is not None and log_n.biased:
             kernel = kernel.times(self.factors(like))
         if like is None and kernel.core is None:

@@ -61,8 +61,7 @@ class PairMasks(WeakIdKeyDictionary):
         seen = seen.expand(*seen.shape[:2], queries, keys)
         read = PairMask(BlockMask(seen), None, sees_ahead=True)
         if seen.is_cpu and has_values(seen):
-            columns = torch.arange(keys)
-            ahead = columns > columns[keys - queries :, None]
+            ahead = torch.arange(keys) > torch.arange(keys - queries, keys)[:, None]
             real = seen.any(dim=2).any(dim=1)
             sees_ahead = queries > 1 and bool((seen & ahead).any())
             read = PairMask(read.visible, None if bool(real.all()) else real, sees_ahead)

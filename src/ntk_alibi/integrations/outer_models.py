@@ -133,12 +133,12 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
     whose values no trace has. The layers of a traceable form may take booleans for hidden keys.
     """
     mask = given.get("attention_mask")
-    if not traceable:
-        if mask is None or mask.ndim == 4:
-            return Tokens(mask, positions=_positions(given, mask))
+    if not traceable and (mask is None or mask.ndim == 4):
+        return Tokens(mask, positions=_positions(given, mask))
+    hidden = getattr(target, PATCHED).family.masks_hidden
+    if not traceable or mask is None or mask.ndim != 4 or not hidden:
         return mask
-    hidden = getattr(target, PATCHED).family.masks_hidden and mask is not None and mask.ndim == 4
-    if not hidden or (mask.dtype != torch.bool and not has_values(mask)):
+    if mask.dtype != torch.bool and not has_values(mask):
         return mask
     zeros = torch.zeros(mask.shape, device=mask.device)
     return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)

@@ -6,7 +6,7 @@ first key that a query sees, or position_ids for the families whose positions th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -52,7 +52,7 @@ class PairMasks(WeakIdKeyDictionary):
                 keys, which it hides.
         """
         version = None if mask.is_inference() else mask._version
-        kept = self.get(mask)
+        kept = cast(Any, self).get(mask)
         if kept is not None and version is not None and kept[0] == (version, sizes):
             return PairMask(*kept[1:])
         _check_shape(mask, name, sizes)

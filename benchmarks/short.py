@@ -60,19 +60,19 @@ DECODERS = {
             vocab_size=VOCABULARY, hidden_size=1024, n_head=16, n_layer=3
         ))
     ),
-    "MPT-1B, 2 of 24 layers": Decoder(
+    "MPT-125M, 3 of 12 layers": Decoder(
         lambda: transformers.MptForCausalLM(transformers.MptConfig(
-            vocab_size=VOCABULARY, d_model=2048, n_heads=16, n_layers=2
+            vocab_size=VOCABULARY, d_model=768, n_heads=12, n_layers=3
         ))
     ),
-    "Falcon-RW-1B, 2 of 24 layers": Decoder(
+    "Falcon-RW-1B, 1 of 24 layers": Decoder(
         lambda: transformers.FalconForCausalLM(transformers.FalconConfig(
-            vocab_size=VOCABULARY, hidden_size=2048, num_attention_heads=32, num_hidden_layers=2,
+            vocab_size=VOCABULARY, hidden_size=2048, num_attention_heads=32, num_hidden_layers=1,
             alibi=True, multi_query=False, parallel_attn=False, bias=True,
         ))
     ),
-    "Baichuan-13B, 2 of 40 layers": Decoder(
-        lambda: SHAPES["Baichuan-13B"].build(2, VOCABULARY), by_steps=True
+    "Baichuan-13B, 1 of 40 layers, 8 of 40 heads": Decoder(
+        lambda: SHAPES["Baichuan-13B"].build(1, VOCABULARY), by_steps=True
     ),
 }  # fmt: skip
 

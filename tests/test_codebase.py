@@ -261,7 +261,7 @@ def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: P
     for name in ("torch", "lm_eval"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('No module named {name}')")
     done = subprocess.run(
-        [sys.executable, "-m", "ntk_alibi.cli", "eval"],
+        [sys.executable, "-m", "ntk_alibi", "eval"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

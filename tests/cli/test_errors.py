@@ -216,7 +216,7 @@ def test_an_error_of_the_program_keeps_its_traceback(
         main(["eval", "--model", str(tiny_checkpoint)])
 
 
-COMMAND = [sys.executable, "-m", "ntk_alibi.cli"]
+COMMAND = [sys.executable, "-m", "ntk_alibi"]
 
 
 def test_a_closed_pipe_is_no_error() -> None:

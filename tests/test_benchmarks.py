@@ -204,8 +204,7 @@ def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
     copy = shutil.copy(ROOT / "benchmarks/results/tables.md", tmp_path)
     for name in [*attention.PARTS, "picture"]:
         markdown.replace_section(Path(copy), f"attention-{name}", "text")
-    for name in ("static-analysis", "long-memory"):
-        markdown.replace_section(Path(copy), name, "text")
+    markdown.replace_section(Path(copy), "long-memory", "text")
     with pytest.raises(ValueError, match="must hold the markers"):
         markdown.replace_section(Path(copy), "attention-of-cats", "text")
 

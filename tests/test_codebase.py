@@ -23,7 +23,7 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
     ["_core", "_installed"],
-    ["_arrays", "_torch_state", "_checks", "_files", "_runtime", "_repr_html"],
+    ["_arrays", "_torch_state", "_checks", "_files", "_runtime", "_repr_png"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision", "torch.merging"],
     ["fused", "methods"],
@@ -261,7 +261,7 @@ def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: P
     for name in ("torch", "lm_eval"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('No module named {name}')")
     done = subprocess.run(
-        [sys.executable, "-m", "ntk_alibi.cli", "eval"],
+        [sys.executable, "-m", "ntk_alibi", "eval"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

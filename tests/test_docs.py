@@ -130,6 +130,11 @@ def test_examples_of_docstrings_fit_into_the_column() -> None:
             assert len(line) <= COLUMNS, f"{path.name}: {line}"
 
 
+@pytest.mark.parametrize("page", ["architecture", "decisions"])
+def test_pages_that_are_read_as_text_have_short_lines(page: str) -> None:
+    assert max(map(len, (DOCS / f"{page}.md").read_text("utf-8").splitlines())) <= 100
+
+
 def test_every_page_is_in_the_contents() -> None:
     contents = "".join(page.read_text() for page in PAGES)
     for page in PAGES:

@@ -18,7 +18,7 @@ constexpr std::int64_t greatest_head_dim = 256;
 constexpr std::int64_t greatest_length = int32_max;
 constexpr std::int64_t greatest_head_count = 1 << 20;  // of alibi_slopes, which allocates them
 
-// In elements. Their bytes, and sums of a few of them, fit 64 bits.
+// Of an array, in elements: its bytes, and sums of a few such sizes, are below 2^63.
 constexpr std::int64_t greatest_size = std::int64_t{1} << 60;
 
 template <class Number>

@@ -39,7 +39,7 @@ struct Arguments {
   }
 };
 
-// The message of the error that changed arguments give; empty if there is none.
+// Returns the message of the error of a call whose arguments were changed, or "" without an error.
 std::string error_of(const std::function<void(AttentionArguments&)>& change) {
   const Call call(70, 300, false);
   Arguments with(call);

@@ -14,7 +14,7 @@ import torch
 from fuzz.oracle.bias_cases import BIAS_CASES
 
 import ntk_alibi as na
-from attention_checks import UNIT, inputs
+from attention_checks import UNIT
 from conformance import (
     HEADS,
     KEYS,
@@ -97,14 +97,12 @@ def climbed(place: Place, heights: torch.Tensor) -> torch.Tensor:
 
 
 FOREIGN = {
-    "a number for each key": Case(
-        PerKey, lambda place, x: x[None, :, None], (("H", "K"),), of_distance=False
-    ),
+    "a number for each key": Case(PerKey, lambda place, x: x[None, :, None], (("H", "K"),)),
     "stairs": Case(Stairs, lambda p, x: -heads(x) * p.distance.abs().sqrt().floor(), (("H",),)),
     "learned knee": Case(
         LearnedKnee, lambda p, x, y: knee_bias(p, x, 8, heads(y)), (("H",), ("H",))
     ),
-    "heights": Case(Heights, climbed, (("B", "H", "K"),), at_the_end=True, of_distance=False),
+    "heights": Case(Heights, climbed, (("B", "H", "K"),), at_the_end=True),
 }
 BIASES = CASES | FOREIGN
 
@@ -300,42 +298,3 @@ def test_a_bias_is_a_value(name: str) -> None:
     assert type(bias).__name__ in repr(bias)
     with pytest.raises(AttributeError, match="cannot assign"):
         bias.num_heads = 9
-
-
-@pytest.mark.parametrize("name", BIASES)
-def test_a_notebook_shows_a_picture_or_nothing(name: str) -> None:
-    case, way = BIASES[name], WAYS["plain"]
-    for parameters in (arrays(case, way)[3:], tensors(case, way, grad=True)[3:]):
-        shown = case.make(*parameters)._repr_html_()
-        assert shown is None or shown.startswith("<div>")
-        assert (shown is None) != case.of_distance
-
-
-class FewDistances(BiasObject):
-    """A table over few distances, without `covered_distances`."""
-
-    def __init__(self, table: Any) -> None:
-        self.define(table=table, num_heads=len(table), sides="causal")
-
-    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        return KernelBias(table=parameter(self.table, like))
-
-
-class FewPositions(BiasObject):
-    """A bias for keys at few positions only."""
-
-    def __init__(self, values: Any) -> None:
-        self.define(values=values, num_heads=len(values), sides="causal")
-
-    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        _, keys = problem.positions(like)
-        return KernelBias(dense=parameter(self.values, like)[:, keys].swapaxes(0, 1)[:, :, None])
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 20])
-@pytest.mark.parametrize("kind", [FewDistances, FewPositions])
-def test_a_notebook_does_not_fail_on_a_bias_with_few_numbers(kind: Any, count: int) -> None:
-    bias = kind(np.zeros((HEADS, count), np.float32))
-    assert na.attention(*inputs(1, HEADS, 2, count, count, 4), bias).shape == (1, HEADS, count, 4)
-    shown = bias._repr_html_()
-    assert shown is None or shown.startswith("<div>")

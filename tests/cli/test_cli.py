@@ -34,20 +34,9 @@ def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
         "   1       0.0625                          128",
         "   2  0.000976562                         8192",
     ]
-    main(["slopes", "12", "--method", "dynamic-ntk:1", "--length", "8192", "--json"])
+    main(["slopes", "12", "--method", "dynamic-ntk:1:query", "--length", "8192", "--json"])
     slopes = json.loads(capsys.readouterr().out)
     assert slopes == na.alibi_slopes(12, na.NTK(4.0)).tolist()
-
-
-@pytest.mark.parametrize("form", ["table", "json", "csv"])
-def test_slopes_per_query_show_the_last_query(
-    form: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["slopes", "8", "--length", "8192", "--format", form, "--method"]
-    main([*arguments, "dynamic-ntk:2"])
-    expected = capsys.readouterr().out
-    main([*arguments, "dynamic-ntk:2:query"])
-    assert capsys.readouterr().out == expected
 
 
 def test_methods(capsys: pytest.CaptureFixture[str]) -> None:

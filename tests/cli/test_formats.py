@@ -1,23 +1,16 @@
-"""What commands print as CSV, Markdown, LaTeX and JSON, and pictures as PDF."""
+"""What a study is printed as: CSV, Markdown, LaTeX and JSON, and its picture as PDF."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ntk_alibi as na
 from ntk_alibi import _files
 from ntk_alibi.cli import main
 from pictures import summary
-from refusals import error_of
-
-FORMATS = ("csv", "markdown", "latex")
 
 
 def output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -36,41 +29,7 @@ def stored_study(path: Path, **changes: Any) -> str:
     return str(path)
 
 
-def test_slopes_in_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    table = list(csv.reader(io.StringIO(output(["slopes", "4", "--format", "csv"], capsys))))
-    assert table[0] == ["head", "slope", "tokens until the bias is -8"]
-    slopes = [float(row[1]) for row in table[1:]]
-    assert slopes == pytest.approx(na.alibi_slopes(4).tolist(), rel=1e-5)  # six digits are printed
-    marked = output(["slopes", "4", "--format", "markdown"], capsys).splitlines()
-    assert [line.strip("| ").split() for line in marked[2:]] == [
-        " | ".join(x).split() for x in table[1:]
-    ]
-    latex = output(["slopes", "4", "--format", "latex"], capsys)
-    assert [line for line in latex.splitlines() if line.endswith("\\\\")] == [
-        " & ".join(row) + " \\\\" for row in table
-    ]
-    assert output(["slopes", "4", "--format", "json"], capsys) == output(
-        ["slopes", "4", "--json"], capsys
-    )
-
-
-def test_info_in_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in FORMATS:
-        assert na.__version__ in output(["info", "--format", name], capsys)
-    assert json.loads(output(["info", "--format", "json"], capsys)) == na.info()
-
-
-def test_a_format_without_pandas_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = output(["slopes", "4"], capsys)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    assert output(["slopes", "4"], capsys) == expected
-    error = error_of(["slopes", "4", "--format", "csv"], capsys)
-    assert error == "ntk-alibi: error: --format csv needs pandas: pip install 'ntk-alibi[eval]'\n"
-
-
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["csv", "markdown", "latex"])
 def test_stored_studies_are_printed_in_a_format(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

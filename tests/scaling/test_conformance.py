@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import pickle
 import re
 from collections.abc import Callable
@@ -118,7 +117,7 @@ CASES = {
     "dynamic NTK per query": of_case("DynamicNTK", per="query"),
     "dynamic flat heads per sequence": of_case("DynamicFlatHeads", per="sequence"),
 }
-SHOWN = [case.scaling for case in CASES.values() if hasattr(case.scaling, "_repr_html_")]
+PACKAGED = [case.scaling for case in CASES.values() if hasattr(case.scaling, "alibi_type")]
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -186,28 +185,8 @@ def test_a_bias_tensor_has_its_slopes(case: Case) -> None:
 
 
 @EVERY
-def test_a_bias_of_any_scaling_has_a_picture(case: Case) -> None:
-    bias = na.ALiBi(HEADS, case.scaling)
-    shown = bias._repr_html_()
-    assert shown is not None
-    assert "slope behind" in shown
-    assert bias_by_distance(bias, 5, length=20).shape == (HEADS, 5)
-
-
-@pytest.mark.parametrize("scaling", SHOWN, ids=lambda x: type(x).__name__)
-def test_a_scaling_of_the_packages_base_has_a_picture(scaling: Any) -> None:
-    shown = scaling._repr_html_()
-    assert shown is not None
-    assert "<svg" in shown
-    assert html.escape(repr(scaling)) in shown
-
-
-def test_a_picture_shows_the_slopes_of_a_subclass() -> None:
-    """The picture has the scaled slopes of 16 heads."""
-    shown = SquareRoot(4.0)._repr_html_()
-    assert shown is not None
-    for slope in na.alibi_slopes(16, SquareRoot(4.0)):
-        assert f">{slope:.4g}<" in shown
+def test_a_bias_of_any_scaling_can_be_inspected(case: Case) -> None:
+    assert bias_by_distance(na.ALiBi(HEADS, case.scaling), 5, length=20).shape == (HEADS, 5)
 
 
 @pytest.mark.parametrize("name", ["stranger", "stranger per row", "subclass"])
@@ -228,7 +207,7 @@ class OwnWeights(na.NTK):
 
 @pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 @pytest.mark.parametrize(
-    "scaling", [*SHOWN, OnlyFlatHeads(), OwnWeights(4.0)], ids=lambda x: type(x).__name__
+    "scaling", [*PACKAGED, OnlyFlatHeads(), OwnWeights(4.0)], ids=lambda x: type(x).__name__
 )
 def test_compiled_attention_has_its_slopes_or_is_refused(scaling: Any) -> None:
     """Tracing knows the package's two static scalings; other scalings need explicit slopes."""

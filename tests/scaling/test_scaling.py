@@ -115,11 +115,6 @@ def test_layers_are_numbers() -> None:
     assert json.loads(json.dumps(scaling.to_config()))["layers"] == [1, 3]
 
 
-def test_layers_are_shown() -> None:
-    assert "layers=(1,)" in na.NTK(4.0, layers=[1])._repr_html_()
-    assert na.Knee(4, 2.0, layers=[1])._repr_html_()
-
-
 class HalfOfTheHeads:
     """A user's own scaling: only the flatter half of the heads is interpolated."""
 

@@ -64,7 +64,6 @@ class Case(NamedTuple):
         causal: whether the bias is for causal attention only.
         at_the_end: whether the bias is for queries that are the last keys only.
         traced: whether torch.compile supports the bias.
-        of_distance: whether the bias is a function of distance, which has a picture.
     """
 
     make: Callable[..., Any]
@@ -73,7 +72,6 @@ class Case(NamedTuple):
     causal: bool = False
     at_the_end: bool = False
     traced: bool = True
-    of_distance: bool = True
 
     def parameters(self, queries: int) -> list[NDArray[np.float32]]:
         """Return random parameters."""

@@ -171,7 +171,7 @@ _KNEE = na.DynamicKnee(6, rate=4.0, train_length=16)
 _KNEE_OF_ROWS = na.DynamicKnee(6, rate=4.0, train_length=16, per="sequence")
 
 #: What all forget gates have.
-GATES: Any = {"causal": True, "at_the_end": True, "of_distance": False}
+GATES: Any = {"causal": True, "at_the_end": True}
 
 CASES = {
     "ALiBi": Case(alibi(), standard(), causal=True),

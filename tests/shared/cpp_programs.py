@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.static_analysis import CORES, jobs, simulator, tables
 from numpy.typing import NDArray
 
 import ntk_alibi as na
 
-#: Options of CMake: warnings are errors; then that g++ leaves assembly, too, for `check_registers`.
+#: The option of CMake with which warnings are errors.
 STRICT = "-DCMAKE_CXX_FLAGS=-Werror"
-STRICT_WITH_ASSEMBLY = f"{STRICT} -save-temps=obj"
 
 HEADS, TOKENS, ROOM, HEAD_DIM = 8, 600, 1024, 64
 
@@ -45,33 +43,6 @@ def check_isolation(build: Path) -> None:
             kind, symbol = line.split(maxsplit=2)[1:]
             in_namespace = f"ntk_alibi::{isa.group(1)}::" in symbol
             assert in_namespace or kind in "rdbtn" or symbol.startswith(MARKS), f"{path}: {line}"
-
-
-def check_registers(build: Path, architecture: str) -> None:
-    """Check that products keep their sums in registers, by the assembly that a build leaves.
-
-    On all instruction sets with cores to simulate: SSE2's products need a register more. No loop
-    does more multiply-adds a cycle than the units allow.
-    """
-    isas = [isa for isa, cores in CORES[architecture].items() if cores]
-    assembly = [
-        (isa, path.name.split(".")[0], path.read_text())
-        for isa in isas
-        for path in build.rglob(f"ntk_alibi_kernels_{isa}.dir/**/*.s")
-    ]
-    found = jobs(architecture, assembly)
-    assert [*found] == isas
-    for isa, of_isa in found.items():
-        assert {"scores", "values", "weights", "values of one query"} <= set(of_isa)
-        for job, of_job in of_isa.items():
-            for loop in of_job:
-                assert loop.kind != "products" or loop.spills == 0, (isa, job, loop)
-    text = tables(architecture, found)
-    cells = [cell.split(" / ") for cell in text.replace("\n", "|").split("|") if " / " in cell]
-    for done, allowed, peak in cells:
-        assert 0.0 < float(done) <= float(allowed) + 0.01
-        assert float(allowed) <= float(peak) + 0.01
-    assert cells or simulator(architecture) is None
 
 
 def program_inputs(state: int, rows: int, heads: int = HEADS) -> NDArray[np.float32]:

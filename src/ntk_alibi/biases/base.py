@@ -9,7 +9,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
-from ntk_alibi._repr_html import ReprHtml
+from ntk_alibi._repr_png import picture
 from ntk_alibi.biases.dense import dense_bias
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
 from ntk_alibi.biases.parameters import check_floating
@@ -21,7 +21,7 @@ _HASH = "_hash"
 
 
 @dataclass(frozen=True, eq=False)
-class BiasObject(ReprHtml):
+class BiasObject:
     """The base class of biases: subclasses implement `kernel_bias` and inherit the rest.
 
     A bias is a value: it is frozen, and compared and hashed by its attributes. Arrays among these
@@ -136,6 +136,9 @@ class BiasObject(ReprHtml):
         problem = Problem(shape, Mask(causal=self.sides == "causal"), real)
         bias = self.kernel_bias(problem).on(None).checked(problem)
         return dense_bias(bias, problem, name, out, torch=torch)
+
+    def _repr_png_(self) -> bytes | None:
+        return picture("receptive_field", self)
 
     def _values(self) -> tuple[Any, ...]:
         return tuple([value for name, value in vars(self).items() if name != _HASH])

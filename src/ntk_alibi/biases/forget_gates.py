@@ -89,9 +89,6 @@ class ForgetGates(BiasObject):
             _check_sums(_arrays.to_numpy(gates))
         return KernelBias(sums=xp.cumsum(gates, -1))
 
-    def _repr_html_(self) -> None:
-        """Show no plot, because the bias is not a function of distance."""
-
 
 def _check_sums(gates: NDArray[Any]) -> None:
     """Check that real keys have finite gates, whose sums are exact enough."""

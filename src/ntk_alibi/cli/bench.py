@@ -46,7 +46,7 @@ def register(commands: Any) -> None:
     subcommand.number_option(
         parser, "--rounds", "ROUNDS", "turns of each way, whose median is printed", 5
     )
-    subcommand.format_option(parser)
+    subcommand.json_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 from ntk_alibi.engines import FORMATS
 from ntk_alibi.methods import parse_method
@@ -51,7 +49,6 @@ def register(commands: Any) -> None:
         "-o", "--output", metavar="PATH", required=True, help="file or folder to write"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -80,4 +77,4 @@ def _run(options: argparse.Namespace) -> None:
         **request,
         progress=partial(print, file=sys.stderr, flush=True),
     )
-    print(_files.json_text(asdict(exported)) if options.json else exported)
+    print(exported)

@@ -13,7 +13,7 @@ def register(commands: Any) -> None:
     """Add the subcommand."""
     summary = "show versions, instruction sets and threads"
     parser = subcommand.add(commands, "info", _run, summary, "ntk-alibi info --json")
-    subcommand.format_option(parser)
+    subcommand.json_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:

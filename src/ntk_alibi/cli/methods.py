@@ -18,7 +18,7 @@ def register(commands: Any) -> None:
     summary = "list the methods by name, with the Python object of each"
     parser = subcommand.add(commands, "methods", _run, summary, "ntk-alibi methods")
     parser.epilog = f"{subcommand.METHODS_HELP}\n\n{parser.epilog}"
-    subcommand.format_option(parser)
+    subcommand.json_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -23,14 +23,7 @@ def register(commands: Any) -> None:
         parser, "--length", "TOKENS", "text length in tokens, for dynamic methods"
     )
     subcommand.train_length_option(parser)
-    parser.add_argument(
-        "--rule",
-        choices=("press", "geometric"),
-        default="press",
-        help="rule for head counts that are no power of two: press interleaves slopes, as BLOOM "
-        "and MPT do; geometric is 2^(-8h/H) (default: %(default)s)",
-    )
-    subcommand.format_option(parser)
+    subcommand.json_option(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -43,7 +36,7 @@ def _run(options: argparse.Namespace) -> None:
             "--length must be given with a dynamic method, such as dynamic-ntk:2:query, and no "
             f"other, got {method.name}"
         )
-    values = slopes_at(options.num_heads, method.scaling, options.length, options.rule)
+    values = slopes_at(options.num_heads, method.scaling, options.length)
     slopes = values.tolist()
     reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
     header = ["head", "slope", "tokens until the bias is -8"]

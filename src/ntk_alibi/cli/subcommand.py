@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _checks, _files, _installed
+from ntk_alibi import _checks, _files
 from ntk_alibi.methods import (
     DYNAMIC,
     ORIGINAL,
@@ -114,21 +114,10 @@ def train_length_option(parser: argparse.ArgumentParser) -> None:
     number_option(parser, "--train-length", "TOKENS", "training length in tokens", 2048)
 
 
-def format_option(parser: argparse.ArgumentParser) -> None:
-    """Add --format, and --json, which is short for --format json."""
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument(
-        "--format",
-        choices=("table", "json", "csv", "markdown", "latex"),
-        default="table",
-        help="form of the output (default: %(default)s)",
-    )
-    one.add_argument(
-        "--json",
-        action="store_const",
-        const="json",
-        dest="format",
-        help="the same as --format json",
+def json_option(parser: Any, what: str = "print JSON instead of a table") -> None:
+    """Add --json, which sets the format."""
+    parser.add_argument(
+        "--json", action="store_const", const="json", default="table", dest="format", help=what
     )
 
 
@@ -139,17 +128,9 @@ def print_rows(
     rows: Sequence[Sequence[str]],
     above: str = "",
 ) -> None:
-    """Print a result by --format: as JSON, as rows, or as a table with some lines above it."""
-    if options.format == "table":
-        print(above + _aligned(header, rows))
-        return
-
-    def frames(_: Any) -> list[DataFrame]:
-        import pandas as pd
-
-        return [pd.DataFrame(rows, columns=list(header), dtype=str)]
-
-    print_tables(options, result, frames, frames)
+    """Print a result as JSON, or as a table with some lines above it."""
+    as_json = options.format == "json"
+    print(_files.json_text(result) if as_json else above + _aligned(header, rows))
 
 
 def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -189,11 +170,10 @@ def print_tables(
         return False
     from ntk_alibi.evaluation.report.tables import formatted, printed
 
-    with _installed.needed_by(f"--format {options.format}"):
-        frames = (rows if options.format == "csv" else tables)(result)
-        if options.format != "table":
-            print("\n".join(formatted(frame, options.format) for frame in frames), end="")
-            return False
+    frames = (rows if options.format == "csv" else tables)(result)
+    if options.format != "table":
+        print("\n".join(formatted(frame, options.format) for frame in frames), end="")
+        return False
     for frame in frames:
         print(printed(frame, shutil.get_terminal_size().columns))
     return True
@@ -288,7 +268,14 @@ def answers_options(parser: argparse.ArgumentParser) -> None:
         help="folder that keeps the answer to each record; the same command continues an "
         f"interrupted run from there (default: {UNFINISHED}, which a finished run removes)",
     )
-    format_option(parser)
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--format",
+        choices=("table", "json", "csv", "markdown", "latex"),
+        default="table",
+        help="form of the output (default: %(default)s)",
+    )
+    json_option(one, "the same as --format json")
 
 
 def tell(message: str) -> None:

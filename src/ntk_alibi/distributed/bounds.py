@@ -84,12 +84,15 @@ def reduce_runs(array: NDArray[Any], size: int, reduce: Any, fill: Any) -> NDArr
 def block_positions(
     positions: NDArray[Any], real: NDArray[np.bool_], size: int
 ) -> tuple[Any, Any, Any, Any]:
-    """Return the fields `first`, `last`, `real` and `distinct` of `KeyBlocks`.
+    """Return what positions say about each block of keys: four fields of `KeyBlocks`.
 
     Args:
         positions: (1 or batch, keys).
-        real: (1 or batch, keys).
+        real: (1 or batch, keys), False for padding.
         size: number of keys in a block.
+
+    Returns:
+        The fields `first`, `last`, `real` and `distinct`, each (1 or batch, blocks).
     """
     positions = np.broadcast_to(positions.astype(np.int64), real.shape)
     first = reduce_runs(np.where(real, positions, NOWHERE), size, np.min, NOWHERE)

@@ -76,9 +76,10 @@ class Ranks:
         return every
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, of one shape and dtype, on the device of this rank's.
+        """Return every rank's tensor, in the order of ranks and on the device of `tensor`.
 
-        They are sent from a device that the group's backends support: NCCL takes no CPU tensors.
+        All have one shape and dtype. A tensor that the group's backends cannot send, such as one on
+        the CPU with NCCL, is sent from a device that they support.
         """
         config = distributed.get_backend_config(self.group)
         sent = tensor.to(supported_device(config, tensor.device)).contiguous()
@@ -87,11 +88,11 @@ class Ranks:
         return [x.to(tensor.device) for x in every]
 
     def gather_flags(self, flag: bool) -> list[bool]:
-        """Return the flags of all ranks; each sends one byte."""
+        """Return every rank's flag, which travels as one byte."""
         return [bool(x) for x in self.gather(torch.tensor([flag], dtype=torch.uint8))]
 
     def gather_rows(self, tensor: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, whose last axes differ in length.
+        """Return every rank's tensor, where last axes differ in length.
 
         Args:
             tensor: this rank's tensor, (..., lengths[rank]).

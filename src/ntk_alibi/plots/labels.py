@@ -44,7 +44,7 @@ def _label(thing: Any) -> str:
 
 
 def _brief(thing: Any, otherwise: str) -> str:
-    """Return the short repr, or another text if it would not fit into a line of a title."""
+    """Return the short repr, or `otherwise` if it is too long for a line of a title."""
     text = _short(repr(thing))
     return text if len(text) <= LONGEST_LABEL else otherwise
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks
-from ntk_alibi._repr_html import ReprHtml
+from ntk_alibi._repr_png import picture
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -125,7 +125,7 @@ def _stretch(exponents: Floats, weights: Floats, factor: Any) -> Floats:
 
 
 @dataclass(frozen=True, repr=False)
-class LayeredScaling(ReprHtml):
+class LayeredScaling:
     """The base class of this package's scalings: which layers they apply to, and config dicts.
 
     Attributes:
@@ -147,6 +147,9 @@ class LayeredScaling(ReprHtml):
         layers = values.pop("layers")  # the first field, shown last
         values |= {} if layers is None else {"layers": layers}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
+
+    def _repr_png_(self) -> bytes | None:
+        return picture("slopes", 16, [None, self])
 
     def at_layer(self, layer: int) -> LayeredScaling | None:
         """Return the scaling of one layer: this one for all layers, or None."""

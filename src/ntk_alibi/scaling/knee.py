@@ -120,7 +120,7 @@ class Knee(DistanceScaling):
         object.__setattr__(self, "factor", factor)
 
     def for_lengths(self, lengths: NDArray[Any] | None) -> KneeShape:
-        """Return the knee; lengths are ignored."""
+        """Return the knee, which is the same for all lengths."""
         return KneeShape(self.start, self.factor)
 
 

@@ -112,7 +112,7 @@ def answer(
 
 
 def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
-    """Check a model, its tokenizer and the folder of answers before any work."""
+    """Refuse a wrong model, tokenizer or folder of answers before any work."""
     for method in ("named_parameters", "get_output_embeddings"):
         if isinstance(model, type) or not callable(getattr(model, method, None)):
             got = _checks.briefly(model)

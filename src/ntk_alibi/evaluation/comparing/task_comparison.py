@@ -128,7 +128,7 @@ def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[floa
 
 
 def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[str, Any]) -> str:
-    """Return the command that repeats one row."""
+    """Return the command line that computes one row of the comparison again."""
     options = f"pretrained={model},{to_model_arguments(method)},train_length={lm.train_length}"
     options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
     if lm.limit is not None:

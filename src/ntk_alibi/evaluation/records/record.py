@@ -42,7 +42,7 @@ class Case:
 
 
 class RecordKind(Protocol):
-    """A kind of record."""
+    """What draws records of one kind with questions: lines, topics, pass keys."""
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class RecordKind(Protocol):
 
 
 class Builder:
-    """A case in the making: strings are encoded one by one and joined."""
+    """A case in the making: each string is encoded alone, and its tokens are appended."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode

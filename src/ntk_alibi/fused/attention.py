@@ -109,8 +109,8 @@ def attention(
         skip_tolerance: skip keys whose weights are proven to sum to at most this share of each
             query's weights; less than 1. 0.0 skips only keys that rounding would lose (2^-24); None
             reads every visible key. The proof covers linear biases with slopes >= 0, tables and
-            prefix sums (docs/exactness.md); other biases, and devices other than the CPU, read all
-            keys.
+            prefix sums (docs/exactness.md); other biases, devices other than the CPU, and calls
+            with few keys read all keys.
         rotary: a `RoPE` or `XPOS`, which first rotates queries and keys by their positions.
             bfloat16 and float16 are then computed in float32 and rounded once.
         log_n: a training length or a `LogN`: multiply scores by a factor that grows with the

@@ -111,7 +111,7 @@ def _follow(family: Family, model: Any, ours: bool) -> None:
 
 
 def _let_have_settings(config_class: Any) -> None:
-    """Let from_pretrained take settings as keywords: those that a configuration has by its class.
+    """Give a class of configurations the settings, which from_pretrained then takes as keywords.
 
     A configuration without settings has none in its own attributes, and saves none.
     """

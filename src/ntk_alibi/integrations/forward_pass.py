@@ -309,7 +309,7 @@ def problem_of(
 
 
 def limits_up_to(last: int, mask: Mask) -> Mask:
-    """Return a mask, or one without limits if a query at this position sees all keys behind it."""
+    """Return a mask without its limits if these hide nothing up to the position of the last query."""
     return mask if mask.interval(last)[0] > mask.sink else EVERYTHING
 
 

@@ -82,7 +82,7 @@ def found(model: nn.Module, given: Family | None = None) -> tuple[Family | None,
 
 
 def _family_in(model: nn.Module) -> Family | None:
-    """Return the family of a patch inside a module, or the first one that a part is of, or None."""
+    """Return the family with which a part of a module is patched, or to which a part belongs."""
     for part in model.modules():
         if PATCHED in vars(part):
             patched: Family = vars(part)[PATCHED].family

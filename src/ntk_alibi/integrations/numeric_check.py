@@ -24,7 +24,7 @@ TOKENS = 24
 
 
 class _Reached(Exception):  # noqa: N818 - no error
-    """The first attention layer has returned its argument."""
+    """Ends a forward pass at the first attention layer, with the arguments of that layer."""
 
 
 def example(model: Any) -> dict[str, Any]:

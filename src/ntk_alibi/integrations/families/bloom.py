@@ -41,7 +41,7 @@ def _replacements(model: Any) -> list[Replacement]:
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    """Replace BloomGelu.forward."""
+    """Replace BloomGelu.forward by one operation of torch."""
     return F.gelu(x, approximate="tanh")
 
 

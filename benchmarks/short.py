@@ -157,7 +157,8 @@ def _ids(rows: int, tokens: int) -> torch.Tensor:
 def generate(model: Any, rows: int, prompt: int) -> Call:
     """Return a call that generates greedily after a prompt without padding."""
     ids = _ids(rows, prompt)
-    count = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    # MPT's configuration has no cache by default.
+    count = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "use_cache": True}
 
     def call() -> object:
         return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **count)

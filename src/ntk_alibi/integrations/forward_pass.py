@@ -309,7 +309,7 @@ def problem_of(
 
 
 def limits_up_to(last: int, mask: Mask) -> Mask:
-    """Return a mask without its limits if these hide nothing up to the position of the last query."""
+    """Return a mask, or one without limits where these hide nothing up to the last position."""
     return mask if mask.interval(last)[0] > mask.sink else EVERYTHING
 
 

@@ -69,3 +69,10 @@ BAD_INPUTS: list[tuple[Callable[..., Any], type[Exception], str]] = [
 def test_bad_inputs_get_a_sentence(change: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         module()(*change(*inputs()))
+
+
+def test_a_torch_without_a_private_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = torch.randn(1, 2, 3, 8)
+    monkeypatch.delattr(torch._C, "_are_functorch_transforms_active")
+    with pytest.raises(RuntimeError, match=r"has no name by which .* use torch 2\.9 to 2\.14"):
+        na.attention(query, query, query)

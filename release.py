@@ -20,7 +20,7 @@ FILES = ("pyproject.toml", "CITATION.cff", "CONTRIBUTING.md", "README.md")
 PAGES = "docs/**/*.md"
 
 #: A paragraph, on one line, that a release does not have.
-BEFORE_A_RELEASE = re.compile(r"^\*Before the first release\*.*\n?\n?", re.MULTILINE)
+BEFORE_A_RELEASE = re.compile(r"^\*Before the first release\*(?:.+\n)*\n?", re.MULTILINE)
 
 
 def files(root: Path) -> list[Path]:

@@ -81,7 +81,7 @@ def make_pass(
         read = attend.tokens.pairs.read(
             padding, "encoder_attention_mask", (batch, rule.heads, queries, keys)
         )
-        problem = problem_of_pairs(read, (batch, rule.heads, queries, keys), BIDIRECTIONAL, None)
+        problem = problem_of_pairs(read, (batch, rule.heads, queries, keys), BIDIRECTIONAL)
         return ForwardPass(padding, problem, rule, settings, own={None: NoBias(rule.heads)})
     if attend.crosses:
         real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
@@ -114,7 +114,8 @@ def make_pass(
         read = attend.tokens.pairs.read(padding, name, shape)
         positions = None if rule.counts_holes else tokens.positions
         limits = limits._replace(causal=attend.causal)
-        problem = problem_of_pairs(read, shape, limits, positions)
+        holes = rule.counts_holes
+        problem = problem_of_pairs(read, shape, limits, positions, counts_holes=holes)
         return ForwardPass(
             padding, problem, rule, settings, own=own, heads=heads, falls=attend.causal
         )

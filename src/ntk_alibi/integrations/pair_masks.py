@@ -1,7 +1,8 @@
 """Masks of four dimensions, (batch, heads, queries, keys), that callers give to a patched model.
 
-Such a mask alone says what a query sees: it may show keys ahead. Positions are columns from the
-first key that a query sees, or position_ids for the families whose positions they are.
+Such a mask alone says what a query sees: it may show keys ahead. Positions are columns, or
+position_ids for the families whose positions they are. Keys that no query sees are padding, as in a
+mask of two dimensions.
 """
 
 from __future__ import annotations
@@ -78,7 +79,12 @@ def is_of_pairs(mask: Any, *, causal: bool) -> bool:
 
 
 def problem_of_pairs(
-    read: PairMask, shape: tuple[int, ...], limits: Mask, positions: torch.Tensor | None
+    read: PairMask,
+    shape: tuple[int, ...],
+    limits: Mask,
+    positions: torch.Tensor | None = None,
+    *,
+    counts_holes: bool = True,
 ) -> Problem:
     """Return the problem of a pass with a mask.
 
@@ -88,6 +94,7 @@ def problem_of_pairs(
         limits: the window of the patch; sinks, and whether queries see keys behind alone.
         positions: of the queries, (1 or batch, queries), which are the last keys, or None for
             columns.
+        counts_holes: whether columns of keys that no query sees count between others.
     """
     batch, _, queries, keys = shape
     limits = limits._replace(causal=limits.causal and not read.sees_ahead)
@@ -95,8 +102,10 @@ def problem_of_pairs(
     at_keys = None
     if real is not None or positions is not None:
         columns = torch.arange(keys, device=read.visible.mask.device)[None]
-        if real is not None:  # sinks are the first tokens that are seen
-            columns = (columns - real.int().argmax(dim=1, keepdim=True)).clamp(min=0)
+        if real is not None:  # a key that no query sees is padding
+            first = real.int().argmax(dim=1, keepdim=True)
+            columns = columns - first if counts_holes else real.cumsum(dim=1) - 1
+            columns = columns.clamp(min=0)
         new = columns[:, keys - queries :] if positions is None else positions
         before = columns[:, : keys - queries]
         rows = max(len(before), len(new))

@@ -31,6 +31,7 @@ from benchmarks import (
     prefill_results,
     problems,
     real,
+    short,
 )
 from benchmarks.__main__ import main
 from benchmarks.candidates import Candidate
@@ -318,3 +319,11 @@ def test_the_gpu_benchmark_says_what_is_missing(
     with pytest.raises(SystemExit, match="2"):
         main()
     assert "needs a CUDA device" in capsys.readouterr().err
+
+
+def test_short_texts_are_timed_stock_and_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short, "SECONDS_PER_TURN", 0.0)
+    monkeypatch.setattr(short, "TOKENS", 2)
+    for name in ("T5-small", "Baichuan-13B, 1 of 40 layers, 8 of 40 heads"):
+        assert float(short._of_decoder(short.DECODERS[name], torch.float32, 1, 4, 1)) > 0.0
+    assert float(short._of_encoder("DNABERT-2", 1, torch.float32, (2, 8), 1)) > 0.0

@@ -12,6 +12,8 @@ from transformers import DynamicCache
 import ntk_alibi as na
 from ntk_alibi.integrations.arguments import CACHE
 from t5_models import CLOSE
+from toy_models import toy_family, toy_model
+from ntk_alibi.masks import Mask
 from table_families import model_of
 
 TOKENS, ROWS = 12, 2
@@ -93,6 +95,56 @@ def test_bloom_measures_distances_by_columns(kind: str) -> None:
         scaled = run(model, mask)
     with na.patch(model, na.NTK(4.0)):
         assert (run(model, mask) - scaled).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("limits", [{}, {"window": 3}, {"window": 3, "sink": 2}], ids=str)
+@pytest.mark.parametrize("name", ["bloom", "falcon", "mpt"])
+def test_all_forms_and_limits_agree(name: str, limits: dict[str, int]) -> None:
+    """A key is visible if the mask and the window show it, ahead of the query, too."""
+    model = model_of(name).eval()
+    positions = COLUMNS.expand(ROWS, -1)
+    for kind in ("causal", "prefix", "random"):
+        found = []
+        for attention in ("fused", "eager"):
+            with na.patch(model, na.NTK(2.0), attention=attention, **limits):
+                found.append(run(model, KINDS[kind]))
+                found.append(run(model, KINDS[kind], position_ids=positions))
+        for other in found[1:]:
+            torch.testing.assert_close(other, found[0], **CLOSE)
+    if not limits:
+        return
+    seen = Mask.checked(False, limits["window"], None, limits.get("sink", 0)).visible(
+        COLUMNS[None], COLUMNS[None]
+    )
+    with na.patch(model, **limits):
+        limited = run(model, KINDS["random"])
+        torch.testing.assert_close(run(model, KINDS["random"] & seen[:, None]), limited, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_alone_are_padding_in_layers_of_others(causal: bool) -> None:
+    """Such layers add a mask of keys to a causal one of their own."""
+    model, padding = toy_model(causal), torch.ones(ROWS, TOKENS)
+    padding[0, -3:] = 0
+    hidden = model.embed(IDS)
+    with na.patch(model, family=toy_family(causal)):
+        expected = model.attentions[0](hidden, padding)[padding != 0]
+        for given in (padding[:, None, None] != 0, added(padding[:, None, None] != 0)):
+            found = model.attentions[0](hidden, given)[padding != 0]
+            torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "positions",
+    [torch.arange(5), torch.full((2, 12), -1), torch.full((2, 12), 0.5), torch.arange(36)[None]],
+)
+def test_wrong_positions_are_named(positions: torch.Tensor) -> None:
+    model = model_of("bloom").eval()
+    with na.patch(model), pytest.raises(ValueError, match="position_ids must"):
+        run(model, KINDS["causal"], position_ids=positions)
 
 
 def test_gradients_are_those_of_stock() -> None:

@@ -325,7 +325,8 @@ def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
     if mask.sink == 0:
         return [(ALL, problem)]
     sink, limits = mask.sink, mask._replace(sink=0)
-    count, columns = problem.shape[2:]
+    batch, _, count, columns = problem.shape
+    of_sink = EVERYTHING if mask.causal else mask  # whose window limits the sinks ahead
     like = problem.key_positions if _arrays.is_tensor(problem.key_positions) else None
     queries, keys = problem.positions(like)
     start = mask.interval(queries)[0].clip(min=0)
@@ -334,13 +335,16 @@ def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
     if problem.plain:
         first, beyond = slice(0, sink), slice(sink, columns)
         to_first = problem.part(slice(0, count), first)
-        to_first = to_first._replace(mask=EVERYTHING, query_positions=nearer)
+        to_first = to_first._replace(mask=of_sink, query_positions=nearer)
         if int(start[0, 0]) >= sink:
             return [(ALL, problem._replace(mask=limits)), (first, to_first)]
         to_window = problem._replace(mask=limits).part(slice(0, count), beyond)
         return [(beyond, to_window), (first, to_first)]
     real = problem.key_padding_mask
-    real = keys >= 0 if real is None else _arrays.boolean(real, like)
+    if real is None:
+        real = _arrays.namespace(keys).broadcast_to(keys >= 0, (batch, columns))
+    else:
+        real = _arrays.boolean(real, like)
     of_window, of_sinks = real & (keys >= sink), real & (keys < sink)
     if like is None:
         of_window, of_sinks = of_window.view("uint8"), of_sinks.view("uint8")
@@ -348,6 +352,6 @@ def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
         (ALL, problem._replace(mask=limits, key_padding_mask=of_window)),
         (
             ALL,
-            problem._replace(mask=EVERYTHING, query_positions=nearer, key_padding_mask=of_sinks),
+            problem._replace(mask=of_sink, query_positions=nearer, key_padding_mask=of_sinks),
         ),
     ]

@@ -77,12 +77,14 @@ def make_pass(
     padding = tokens.padding
     if tokens.texts is not None:
         return _packed_pass(tokens.texts, rule, settings, sizes, own)
-    if attend.crosses and is_of_pairs(padding, causal=False):
-        read = attend.tokens.pairs.read(
-            padding, "encoder_attention_mask", (batch, rule.heads, queries, keys)
-        )
-        problem = problem_of_pairs(read, (batch, rule.heads, queries, keys), BIDIRECTIONAL)
-        return ForwardPass(padding, problem, rule, settings, own={None: NoBias(rule.heads)})
+    # Layers of others add a mask of keys alone to a causal one of their own.
+    of_pairs = is_of_pairs(padding, of_keys=not attend.causal or family.code is None)
+    if attend.crosses and of_pairs:
+        shape = batch, rule.heads, queries, keys
+        read = attend.tokens.pairs.read(padding, "encoder_attention_mask", shape)
+        problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
+        real = read.real_keys(batch)
+        return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
     if attend.crosses:
         real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
         unpadded = padding is None
@@ -103,23 +105,12 @@ def make_pass(
         warn_of_older_slopes(settings.scaling)
     end, skipped = past + keys, None
     limits = limits_up_to(end - 1, settings.mask) if attend.causal else settings.mask
-    if is_of_pairs(padding, causal=attend.causal):
-        if hasattr(cache, "expect"):
+    if hasattr(cache, "expect"):  # a `WindowCache`
+        if of_pairs:
             raise ValueError(
                 "attention_mask must have shape (batch, keys) with a WindowCache, got "
                 f"{tuple(padding.shape)}"
             )
-        name = "mask" if family.code is None else "attention_mask"
-        shape = batch, rule.heads, queries, end
-        read = attend.tokens.pairs.read(padding, name, shape)
-        positions = None if rule.counts_holes else tokens.positions
-        limits = limits._replace(causal=attend.causal)
-        holes = rule.counts_holes
-        problem = problem_of_pairs(read, shape, limits, positions, counts_holes=holes)
-        return ForwardPass(
-            padding, problem, rule, settings, own=own, heads=heads, falls=attend.causal
-        )
-    if hasattr(cache, "expect"):  # a `WindowCache`
         mask, skipped = _held(settings.mask, cache, padding, (batch, past, queries), device)
         limits = EVERYTHING if queries == 1 else limits  # a query that sees all keys that are held
         end = capacity = mask.shape[1]
@@ -127,18 +118,25 @@ def make_pass(
         capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
         longer = family.code is not None
         name = "attention_mask" if longer else "mask"
-        mask = real_keys(padding, batch, end, device, name, longer=longer)
+        if of_pairs:
+            shape = batch, rule.heads, queries, end
+            read = attend.tokens.pairs.read(padding, name, shape)
+            mask = read.real_keys(batch)
+        else:
+            mask = real_keys(padding, batch, end, device, name, longer=longer)
         if capacity > mask.shape[1]:
             mask = F.pad(mask, (0, capacity - mask.shape[1]))
-    problem = problem_of(
-        mask[:, :end],
-        slice(end - queries, end),
-        rule,
-        limits if attend.causal else limits._replace(causal=False),
-        skipped,
-        unpadded=padding is None and capacity == end,
-    )
-    return ForwardPass(mask, problem, rule, settings, own=own, heads=heads)
+    limits = limits if attend.causal else limits._replace(causal=False)
+    if of_pairs:
+        counts_holes = rule.counts_holes
+        positions = None if counts_holes else tokens.positions
+        problem = problem_of_pairs(read, shape, limits, positions, counts_holes=counts_holes)
+    else:
+        unpadded = padding is None and capacity == end
+        at = slice(end - queries, end)
+        problem = problem_of(mask[:, :end], at, rule, limits, skipped, unpadded=unpadded)
+    falls = of_pairs and attend.causal
+    return ForwardPass(mask, problem, rule, settings, own=own, heads=heads, falls=falls)
 
 
 def _crossing_pass(

@@ -19,6 +19,7 @@ from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.arguments import (
     check_cache_in_use,
+    inputs_of,
     paged_cache_of,
     positional_names,
 )
@@ -30,6 +31,7 @@ from ntk_alibi.integrations.shared_loss import LossOfParts
 from ntk_alibi.integrations.texts import describing, texts_of_rows
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.integrations.transformers_versions import is_model
+from ntk_alibi.masks import checked_positions
 
 #: The attribute of a patched model that keeps the models with the hook, each with its handle, in a
 #: tuple, so that they are no parts.
@@ -144,13 +146,15 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
     return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)
 
 
+@untraced
 def _positions(given: Mapping[str, Any], mask: Any) -> torch.Tensor | None:
-    """Return the position_ids beside a mask of four dimensions, (rows, tokens), or None."""
-    value = given.get("position_ids")
-    if mask is None or value is None:
+    """Return the position_ids beside a mask of four dimensions, (1 or rows, tokens), or None."""
+    value, inputs = given.get("position_ids"), inputs_of(given)
+    if mask is None or value is None or inputs is None:
         return None
-    positions = torch.as_tensor(value)
-    return positions[None] if positions.ndim == 1 else positions
+    if isinstance(value, torch.Tensor) and not (value.is_cpu and has_values(value)):
+        return value[None] if value.ndim == 1 else value
+    return torch.as_tensor(checked_positions("position_ids", value, *inputs.shape[:2]))
 
 
 def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:

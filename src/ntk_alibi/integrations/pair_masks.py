@@ -30,6 +30,12 @@ class PairMask(NamedTuple):
     real: torch.Tensor | None
     sees_ahead: bool
 
+    def real_keys(self, batch: int) -> torch.Tensor:
+        """Return `real` for all rows, (batch, keys)."""
+        mask = self.visible.mask
+        real = mask.new_ones((1, mask.shape[3])) if self.real is None else self.real
+        return real.expand(batch, -1)
+
 
 class PairMasks(WeakIdKeyDictionary):
     """What was read of masks, by the mask objects, for layers and steps that get them again.
@@ -71,11 +77,16 @@ class PairMasks(WeakIdKeyDictionary):
         return read
 
 
-def is_of_pairs(mask: Any, *, causal: bool) -> bool:
-    """Return whether a mask is of pairs; one of an encoder's keys alone is padding."""
+def is_of_pairs(mask: Any, *, of_keys: bool) -> bool:
+    """Return whether a mask is of pairs.
+
+    Args:
+        mask: a mask or None.
+        of_keys: whether one of four dimensions may be of keys alone: padding.
+    """
     if getattr(mask, "ndim", 2) != 4:
         return False
-    return causal or tuple(mask.shape[1:3]) != (1, 1)
+    return not of_keys or tuple(mask.shape[1:3]) != (1, 1)
 
 
 def problem_of_pairs(

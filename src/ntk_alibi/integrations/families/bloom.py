@@ -129,7 +129,7 @@ def _bias_and_mask(
     per, own = scaling_per(scaling), getattr(bias, "rule", None) != forward_pass.rule
     relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
     relative = relative or (scaling is not None and is_tracing())
-    relative = relative or problem.segment_ids is not None
+    relative = relative or problem.segment_ids is not None or problem.visible is not None
     if relative or per == "query" or split_knee(scaling)[1] is not None:
         tensor = F.pad(values.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:

@@ -152,10 +152,8 @@ void PairBits::count_blocks(std::int64_t b) {
         any |= words[r * stride_ + k];
         all &= words[r * stride_ + k];
       }
-      const std::uint64_t here = first_bits(keys - k * bits_per_word);
-      any &= here;
-      const int last = any == 0 ? 0 : static_cast<int>(bits_per_word) - __builtin_clzll(any);
-      shown[k] = static_cast<std::uint8_t>((all & here) == here ? shown_to_all : last);
+      const std::int64_t here = std::min(keys - k * bits_per_word, bits_per_word);
+      shown[k] = static_cast<std::uint8_t>(shown_of(any, all, here));
     }
   });
 }

@@ -89,8 +89,7 @@ std::int64_t OwnedKeyList::one_sided_distance(std::int32_t query, const VisibleI
     return keys.positions ? keys.positions[c] : c;
   };
   const auto shown = [&](std::int64_t c) {
-    return (words[c / keys_per_block] >> c % keys_per_block & 1) != 0 &&
-           visible.shows(query - position(c), query);
+    return has_bit(words, c) && visible.shows(query - position(c), query);
   };
   // Where positions rise, the nearest keys are beside the query.
   std::int64_t middle = keys.count;  // the keys before it are not ahead of the query

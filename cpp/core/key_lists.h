@@ -8,6 +8,11 @@
 
 namespace ntk_alibi {
 
+// Whether the words of a query show key c of a list.
+inline bool has_bit(const std::uint64_t* words, std::int64_t c) {
+  return (words[c / keys_per_block] >> c % keys_per_block & 1) != 0;
+}
+
 // The keys of one batch row.
 class OwnedKeyList {
  public:

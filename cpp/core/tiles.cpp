@@ -242,9 +242,7 @@ bool Tiles::sees_a_key(std::int64_t b, const AttentionTile& tile, int query) con
   if (linear && words == nullptr) return true;
   const KeyList keys = keys_of(b).view();
   for (std::int64_t c = 0; c < keys.count; ++c) {
-    if (words != nullptr &&
-        (words[query * tile.mask.words_stride + c / keys_per_block] >> c % keys_per_block & 1) == 0)
-      continue;
+    if (words != nullptr && !has_bit(words + query * tile.mask.words_stride, c)) continue;
     const std::int64_t row = keys.indices ? keys.indices[c] : c;
     const std::int64_t distance = std::int64_t{position} - (keys.positions ? keys.positions[c] : c);
     if (interval.shows(distance, position) &&

@@ -209,12 +209,7 @@ class Decoder {
     f32v score = products;
     const TileBias& bias = tile_.bias;
     if (bias.kind == BiasKind::table) {
-      f32v values = {};
-      for (int lane = 0; lane < lanes; ++lane) {
-        const std::int64_t index = distance[lane] - bias.table_begin;
-        if (index >= 0 && index < bias.table_size) values[lane] = bias.table[index];
-      }
-      score = unless_hidden(products, values);
+      score = TableBias(tile_, {}).at(products, c, 0, distance);
     } else if (bias.kind != BiasKind::none) {
       const i32v from_origin = broadcast(bias.origins[0]) - position;
       const auto slope = [&](const float* left, const float* right) {

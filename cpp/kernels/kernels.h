@@ -163,6 +163,15 @@ struct TileMask {
 // All keys of a block have their bits set for all queries of a tile.
 constexpr int shown_to_all = 255;
 
+// What TileMask::shown has for a block of `keys` keys, from the words of a tile's queries: the bits
+// that any of them has, and those that all have. It is static so that each file has its own copy.
+[[maybe_unused]] static int shown_of(std::uint64_t any, std::uint64_t all, std::int64_t keys) {
+  const std::uint64_t here = ~std::uint64_t{0} >> (keys_per_block - keys);
+  if ((all & here) == here) return shown_to_all;
+  any &= here;
+  return any == 0 ? 0 : keys_per_block - __builtin_clzll(any);
+}
+
 // The rows of one head. The elements of a row are adjacent; the stride is between rows.
 struct HeadRows {
   const void* data;

@@ -18,10 +18,7 @@ inline int shown_by_words(const AttentionTile& tile, std::int64_t b) {
     any |= mask.words[r * mask.words_stride + b];
     all &= mask.words[r * mask.words_stride + b];
   }
-  const std::uint64_t here = ~std::uint64_t{0} >> (keys_per_block - keys_in_block(tile.keys, b));
-  if ((all & here) == here) return shown_to_all;
-  any &= here;
-  return any == 0 ? 0 : keys_per_block - __builtin_clzll(any);
+  return shown_of(any, all, keys_in_block(tile.keys, b));
 }
 
 // Keys of a block, by their places in it.

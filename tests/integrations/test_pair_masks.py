@@ -11,10 +11,10 @@ from transformers import DynamicCache
 
 import ntk_alibi as na
 from ntk_alibi.integrations.arguments import CACHE
-from t5_models import CLOSE
-from toy_models import toy_family, toy_model
 from ntk_alibi.masks import Mask
+from t5_models import CLOSE
 from table_families import model_of
+from toy_models import toy_family, toy_model
 
 TOKENS, ROWS = 12, 2
 IDS = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 17 + 3

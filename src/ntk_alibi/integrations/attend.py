@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ntk_alibi import _checks
 from ntk_alibi._torch_state import Way, is_recorded, way_of
@@ -26,14 +25,14 @@ from ntk_alibi.integrations.forward_pass import ALL, ForwardPass, Part, untraced
 from ntk_alibi.integrations.making import Sizes, make_pass
 from ntk_alibi.integrations.pair_masks import PairMasks
 from ntk_alibi.integrations.settings import form_of
-from ntk_alibi.integrations.tokens import NAME, Tokens
+from ntk_alibi.integrations.tokens import NAME, KeptByMask, Tokens, version_of
 
 
-class MaskTokens(WeakIdKeyDictionary):
+class MaskTokens(KeptByMask):
     """The tokens that a model's layers share, where transformers did not pass `Tokens` to them.
 
     They are kept by the mask object, or by this object where there is no mask, each with what else
-    its pass is made of. Copies and pickles hold none.
+    its pass is made of.
 
     Attributes:
         pairs: what was read of masks of four dimensions.
@@ -46,12 +45,6 @@ class MaskTokens(WeakIdKeyDictionary):
     def __init__(self) -> None:
         super().__init__()
         self.pairs = PairMasks()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MaskTokens, ()
-
-    def __deepcopy__(self, _: Any) -> MaskTokens:
-        return MaskTokens()
 
 
 @dataclass(eq=False)
@@ -282,10 +275,9 @@ class Attend:
         weights: bool = False,
     ) -> Tokens:
         """Return the tokens of a mask that is not transformers' `Tokens`, which layers share."""
-        version = None if mask is None or mask.is_inference() else mask._version
         # Threads that share a model have caches of different lengths.
         past = 0 if cache is None else int(cache.get_seq_length(self.number))
-        of = version, sizes, past, device, weights
+        of = version_of(mask), sizes, past, device, weights
         owner = self.tokens if mask is None else mask
         known = self.tokens.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again.

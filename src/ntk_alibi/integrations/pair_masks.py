@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.integrations.dense import HIDES
+from ntk_alibi.integrations.tokens import KeptByMask, version_of
 from ntk_alibi.masks import BlockMask, Mask, Problem
 
 
@@ -37,17 +37,8 @@ class PairMask(NamedTuple):
         return real.expand(batch, -1)
 
 
-class PairMasks(WeakIdKeyDictionary):
-    """What was read of masks, by the mask objects, for layers and steps that get them again.
-
-    Copies and pickles hold none.
-    """
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PairMasks, ()
-
-    def __deepcopy__(self, _: Any) -> PairMasks:
-        return PairMasks()
+class PairMasks(KeptByMask):
+    """What was read of masks, for layers and steps that get them again."""
 
     def read(self, mask: torch.Tensor, name: str, sizes: tuple[int, ...]) -> PairMask:
         """Return what a mask says.
@@ -58,7 +49,7 @@ class PairMasks(WeakIdKeyDictionary):
             sizes: batch, heads, queries and keys of the pass; a mask for a static cache has more
                 keys, which it hides.
         """
-        version = None if mask.is_inference() else mask._version
+        version = version_of(mask)
         kept = cast(Any, self).get(mask)
         if kept is not None and version is not None and kept[0] == (version, sizes):
             return PairMask(*kept[1:])

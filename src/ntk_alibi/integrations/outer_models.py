@@ -136,7 +136,8 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
     """
     mask = given.get("attention_mask")
     if not traceable and (mask is None or mask.ndim == 4):
-        return Tokens(mask, positions=_positions(given, mask))
+        given_positions = mask is not None and given.get("position_ids") is not None
+        return Tokens(mask, positions=_positions(given) if given_positions else None)
     hidden = getattr(target, PATCHED).family.masks_hidden
     if not traceable or mask is None or mask.ndim != 4 or not hidden:
         return mask
@@ -147,13 +148,11 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
 
 
 @untraced
-def _positions(given: Mapping[str, Any], mask: Any) -> torch.Tensor | None:
-    """Return the position_ids beside a mask of four dimensions, (1 or rows, tokens), or None."""
-    value, inputs = given.get("position_ids"), inputs_of(given)
-    if mask is None or value is None or inputs is None:
-        return None
-    if isinstance(value, torch.Tensor) and not (value.is_cpu and has_values(value)):
-        return value[None] if value.ndim == 1 else value
+def _positions(given: Mapping[str, Any]) -> torch.Tensor:
+    """Return the position_ids beside a mask of four dimensions, (1 or rows, tokens)."""
+    value, inputs = given["position_ids"], inputs_of(given)
+    if inputs is None or (isinstance(value, torch.Tensor) and not value.is_cpu):
+        return torch.atleast_2d(value)  # on devices nothing is read
     return torch.as_tensor(checked_positions("position_ids", value, *inputs.shape[:2]))
 
 

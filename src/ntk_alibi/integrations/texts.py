@@ -43,7 +43,7 @@ class Rows:
     def real_tokens(self, like: torch.Tensor) -> torch.Tensor | None:
         """Return which new tokens are real, (batch, tokens), or None if each follows the last."""
         mask, real = self.mask, torch.ones_like(like, dtype=torch.bool)
-        if isinstance(mask, torch.Tensor):
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # others are refused later
             given = mask[:, self.past : self.past + self.tokens] != 0
             real = given if given.shape[-1] == like.shape[-1] else real
         return real if self.parts or not bool(real.all()) else None

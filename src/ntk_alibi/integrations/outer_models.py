@@ -148,12 +148,13 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
 
 
 @untraced
-def _positions(given: Mapping[str, Any]) -> torch.Tensor:
+def _positions(given: Mapping[str, Any]) -> Any:
     """Return the position_ids beside a mask of four dimensions, (1 or rows, tokens)."""
     value, inputs = given["position_ids"], inputs_of(given)
-    if inputs is None or (isinstance(value, torch.Tensor) and not value.is_cpu):
-        return torch.atleast_2d(value)  # on devices nothing is read
-    return torch.as_tensor(checked_positions("position_ids", value, *inputs.shape[:2]))
+    on_cpu = value.is_cpu if isinstance(value, torch.Tensor) else True
+    if on_cpu and inputs is not None:  # on devices nothing is read
+        value = checked_positions("position_ids", value, *inputs.shape[:2])
+    return torch.atleast_2d(torch.as_tensor(value))
 
 
 def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> None:

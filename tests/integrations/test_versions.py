@@ -15,8 +15,8 @@ FOLDER = "tests/integrations"
 BLOOM = f"{FOLDER}/families/test_bloom.py"
 CACHES = (
     f"{FOLDER}/test_cache_argument.py",
-    f"{FOLDER}/test_texts.py::test_continuous_batching_gives_the_tokens_of_generate",
-    f"{FOLDER}/test_texts.py::test_continuous_batching_says_why_it_fails",
+    f"{FOLDER}/test_packed_segments.py::test_continuous_batching_gives_the_tokens_of_generate",
+    f"{FOLDER}/test_packed_segments.py::test_continuous_batching_says_why_it_fails",
 )
 
 #: Versions, and what of the quick tests runs on them: all on the oldest, BLOOM's tests on 5.18,

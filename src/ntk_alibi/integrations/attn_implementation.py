@@ -180,16 +180,16 @@ def tokens_of_pass(
     *_: Any, mask_function: Any = None, attention_mask: torch.Tensor | None = None, **__: Any
 ) -> Tokens:
     """Return the tokens of a pass; transformers asks this function for masks of patched models."""
-    if _tells_texts_apart(mask_function):
+    if _tells_segments_apart(mask_function):
         raise ValueError(
             "position_ids must rise by one from token to token where the forward method of a "
-            "patched model is called directly, got several texts in a row: call model(...)"
+            "patched model is called directly, got several segments in a row: call model(...)"
         )
     return Tokens(attention_mask)
 
 
-def _tells_texts_apart(mask_function: Any) -> bool:
-    """Return whether a mask of transformers tells the texts of a row apart.
+def _tells_segments_apart(mask_function: Any) -> bool:
+    """Return whether a mask of transformers tells the segments of a row apart.
 
     It is then made of a function that does, as Falcon's mask is of two in older versions.
     """
@@ -200,7 +200,7 @@ def _tells_texts_apart(mask_function: Any) -> bool:
     cells = getattr(mask_function, "__closure__", None) or ()
     parts = [cell.cell_contents for cell in cells]
     functions = [x for part in parts for x in (part if isinstance(part, tuple) else (part,))]
-    return any(_tells_texts_apart(x) for x in functions if callable(x))
+    return any(_tells_segments_apart(x) for x in functions if callable(x))
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

@@ -17,9 +17,9 @@ from ntk_alibi.integrations.arguments import CACHE, cache_of, check_cache_in_use
 from ntk_alibi.integrations.caches.sharded import ShardedCache
 from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of, untraced
 from ntk_alibi.integrations.making import check_inputs, real_keys, warn_of_older_slopes
+from ntk_alibi.integrations.packed_segments import segments_of_rows
 from ntk_alibi.integrations.settings import PATCHED, Settings, current, ranks_of
 from ntk_alibi.integrations.shared_pass import OwnTokens, SpreadKeys
-from ntk_alibi.integrations.texts import texts_of_rows
 from ntk_alibi.integrations.tokens import Tokens, padding_in
 
 #: Number of tokens of each rank from which a prompt is cut into parts.
@@ -68,7 +68,7 @@ def read(
 
 def _one_text_a_row(model: nn.Module, given: Mapping[str, Any], said: list[str]) -> dict[str, Any]:
     if said:
-        texts_of_rows(type(model).__name__, given, "group", parts=True)
+        segments_of_rows(type(model).__name__, given, "group", parts=True)
     return {"arguments that say what is one text": said}
 
 
@@ -88,7 +88,7 @@ def _begin(model: Any, given: dict[str, Any], said: list[str]) -> dict[str, Any]
                 "input_ids or inputs_embeds must be given in a model patched with group, got None"
             )
         check_inputs(given, devices=True)
-        texts = _one_text_a_row(model, given, said)
+        segments = _one_text_a_row(model, given, said)
         weights = given.get("output_attentions")
         if model.config.output_attentions if weights is None else weights:
             raise ValueError(
@@ -99,7 +99,7 @@ def _begin(model: Any, given: dict[str, Any], said: list[str]) -> dict[str, Any]
             f"training={model.training}",
             "the patch": repr(settings),
             f"whether there is {CACHE}": cache is not None,
-            **texts,
+            **segments,
         }
         if cache is None:
             return {**common, **_describe_part(given, settings.layout)}

@@ -44,11 +44,11 @@ def untraced(function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class PackedTexts:
-    """The texts of packed rows.
+class PackedSegments:
+    """The packed segments of rows.
 
     Attributes:
-        queries: the number of its text for each new token, (rows, tokens).
+        queries: the number of its segment for each new token, (rows, tokens).
         keys: the same for each key, (rows, keys).
         cache: what adds new keys to a paged cache, or None.
     """
@@ -88,7 +88,7 @@ class ForwardPass:
         shared: how several ranks share the tokens, an object of shared_pass.py, or None.
         own: biases in place of slopes, by layers, or by None for all layers; bias objects, and
             modules and functions that return them.
-        cache: a cache of packed texts, in place of the layers' own, or None.
+        cache: a cache of packed segments, in place of the layers' own, or None.
         heads: the heads that this rank of tensor parallelism computes, or None for all.
         falls: whether the slopes are a decoder's, whose bias falls by the same slope ahead of the
             query, too, where a mask of pairs shows these keys.
@@ -264,7 +264,7 @@ def problem_of(
     skipped: torch.Tensor | None = None,
     *,
     unpadded: bool = False,
-    texts: PackedTexts | None = None,
+    segments: PackedSegments | None = None,
 ) -> Problem:
     """Return the problem of a pass.
 
@@ -277,19 +277,19 @@ def problem_of(
             `WindowCache` evicted them between the sinks and the window.
         unpadded: whether all keys are known to be real. On other devices than the CPU masks are not
             read: the host would have to wait for them. What torch traces has no values to count.
-        texts: the texts of packed rows without padding, or None.
+        segments: the packed segments of rows without padding, or None.
     """
     batch, keys = real.shape
     last = isinstance(at, slice)
     shape = batch, rule.heads, at.stop - at.start if last else len(at), keys
-    if texts is not None:
-        ids = {"segment_ids": texts.keys, "query_segment_ids": texts.queries}
+    if segments is not None:
+        ids = {"segment_ids": segments.keys, "query_segment_ids": segments.queries}
         return Problem.checked(shape, mask, None, None, None, **ids)
     plain = last and not is_tracing()
     plain = plain and (unpadded or (real.is_cpu and has_values(real) and bool(real.all())))
     if plain and skipped is None:
         return Problem(shape, mask)
-    if not mask.causal:  # distances between columns; queries see all keys of their text
+    if not mask.causal:  # distances between columns; queries see all keys of their segment
         return Problem.checked(shape, mask, real, None, None, like=real)
     counts, seen = None, real.cumsum(dim=1)
     if skipped is not None:

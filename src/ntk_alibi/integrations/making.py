@@ -14,7 +14,12 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import JIT, find_tracer, has_values, is_followed
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.forward_pass import ForwardPass, PackedTexts, limits_up_to, problem_of
+from ntk_alibi.integrations.forward_pass import (
+    ForwardPass,
+    PackedSegments,
+    limits_up_to,
+    problem_of,
+)
 from ntk_alibi.integrations.pair_masks import is_of_pairs, problem_of_pairs, shown
 from ntk_alibi.integrations.settings import check_layers, current, stack_of
 from ntk_alibi.integrations.tables import NoBias
@@ -75,8 +80,8 @@ def make_pass(
     heads = family.own_heads(attend.layer, model, rule.heads, settings, own)
     batch, queries, keys = sizes
     padding = tokens.padding
-    if tokens.texts is not None:
-        return _packed_pass(tokens.texts, rule, settings, sizes, own)
+    if tokens.segments is not None:
+        return _packed_pass(tokens.segments, rule, settings, sizes, own)
     # Layers of others add a mask of keys alone to a causal one of their own.
     of_pairs = is_of_pairs(padding, of_keys=not attend.causal or family.code is None)
     if attend.crosses and of_pairs:
@@ -148,15 +153,15 @@ def _crossing_pass(
 
 
 def _packed_pass(
-    texts: PackedTexts, rule: Any, settings: Any, sizes: Sizes, own: Any
+    segments: PackedSegments, rule: Any, settings: Any, sizes: Sizes, own: Any
 ) -> ForwardPass:
     """Return the pass of packed rows without padding."""
     batch, queries, _ = sizes
-    keys = texts.keys.shape[1]
-    mask = torch.ones((batch, keys), dtype=torch.bool, device=texts.keys.device)
+    keys = segments.keys.shape[1]
+    mask = torch.ones((batch, keys), dtype=torch.bool, device=segments.keys.device)
     limits = limits_up_to(keys - 1, settings.mask)
-    problem = problem_of(mask, slice(keys - queries, keys), rule, limits, texts=texts)
-    return ForwardPass(mask, problem, rule, settings, own=own, cache=texts.cache)
+    problem = problem_of(mask, slice(keys - queries, keys), rule, limits, segments=segments)
+    return ForwardPass(mask, problem, rule, settings, own=own, cache=segments.cache)
 
 
 def check_inputs(given: Mapping[str, Any], *, devices: bool = False) -> None:

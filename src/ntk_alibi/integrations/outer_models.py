@@ -23,12 +23,12 @@ from ntk_alibi.integrations.arguments import (
     paged_cache_of,
     positional_names,
 )
-from ntk_alibi.integrations.forward_pass import PackedTexts, untraced
+from ntk_alibi.integrations.forward_pass import PackedSegments, untraced
 from ntk_alibi.integrations.making import check_inputs
+from ntk_alibi.integrations.packed_segments import describing, segments_of_rows
 from ntk_alibi.integrations.pair_masks import shown
 from ntk_alibi.integrations.settings import PATCHED, ranks_of
 from ntk_alibi.integrations.shared_loss import LossOfParts
-from ntk_alibi.integrations.texts import describing, texts_of_rows
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.integrations.transformers_versions import is_model
 from ntk_alibi.masks import checked_positions
@@ -119,19 +119,19 @@ def _read(
         return rest, given
     if given.get("use_cache") is False:
         check_cache_in_use(given)
-    texts = _texts(model, given, traceable) if said and not of_pairs else None
-    if texts is None:
+    segments = _segments(model, given, traceable) if said and not of_pairs else None
+    if segments is None:
         return rest, given
-    if texts.cache is not None:
+    if segments.cache is not None:
         del given["cache"]  # which models of transformers 5.24 would ask for its length
-    # A cache of the model would not know the texts.
-    return rest, {**given, "attention_mask": Tokens(texts=texts), "use_cache": False}
+    # A cache of the model would not know the segments.
+    return rest, {**given, "attention_mask": Tokens(segments=segments), "use_cache": False}
 
 
 def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: bool) -> Any:
     """Return the mask with which a patched model goes on.
 
-    Without one, tokens save BLOOM a bias of its own, and Falcon a search for texts in positions,
+    Without one, tokens save BLOOM a bias of its own, and Falcon a search for segments in positions,
     whose values no trace has. The layers of a traceable form may take booleans for hidden keys.
     """
     mask = given.get("attention_mask")
@@ -168,9 +168,9 @@ def _check_traced(said: list[str], names: tuple[str, ...], model: nn.Module) -> 
 
 
 @untraced
-def _texts(model: nn.Module, given: Mapping[str, Any], traceable: bool) -> PackedTexts | None:
-    """Return the texts of rows, or None if each is one text."""
+def _segments(model: nn.Module, given: Mapping[str, Any], traceable: bool) -> PackedSegments | None:
+    """Return the packed segments of rows, or None if each is one text."""
     why_one = "attention='traceable'" if traceable else ""
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         why_one = "a learned prompt"
-    return texts_of_rows(type(model).__name__, given, why_one)
+    return segments_of_rows(type(model).__name__, given, why_one)

@@ -29,7 +29,7 @@ class Tokens(BlockMask):
         padding: the attention_mask in a form that `Attend` takes, or None.
         positions: the position_ids beside a mask of four dimensions, or None.
         weights: whether the caller wants attention weights, where layers are not told.
-        texts: `PackedTexts`, or None.
+        segments: `PackedSegments`, or None.
         keep: the logits_to_keep that the ranks of a group share, or None.
         made: the `ForwardPass`, or None before the first layer.
     """
@@ -41,14 +41,14 @@ class Tokens(BlockMask):
         padding: Any = None,
         *,
         positions: Any = None,
-        texts: Any = None,
+        segments: Any = None,
         keep: Any = None,
         made: Any = None,
     ) -> None:
         self.padding = padding
         self.positions = positions
         self.weights = False
-        self.texts = texts
+        self.segments = segments
         self.keep = keep
         self.made = made
 

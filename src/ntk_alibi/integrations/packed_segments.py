@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi.integrations.arguments import CACHE, cache_of, inputs_of, paged_cache_of
-from ntk_alibi.integrations.forward_pass import PackedTexts
+from ntk_alibi.integrations.forward_pass import PackedSegments
 from ntk_alibi.integrations.tokens import padding_in
 
 #: Arguments beside the paged cache of transformers' continuous batching.
@@ -144,9 +144,9 @@ def describing(given: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def texts_of_rows(
+def segments_of_rows(
     model_name: str, given: Mapping[str, Any], why_one: str = "", *, parts: bool = False
-) -> PackedTexts | None:
+) -> PackedSegments | None:
     """Return the packed segments that a caller describes, or None if each row is one text.
 
     Args:
@@ -197,7 +197,7 @@ def texts_of_rows(
     for name, other in begins.items():
         if not torch.equal(other, chosen):
             raise ValueError(
-                f"{name} must say the same texts as {first} for a patched {model_name}, got "
+                f"{name} must say the same segments as {first} for a patched {model_name}, got "
                 f"{given[name]} and {given[first]}"
             )
     ids = F.pad(chosen, (1, 0)).cumsum(dim=-1)
@@ -208,11 +208,11 @@ def texts_of_rows(
                 f"{name} must be at least the length of the longest text, {longest}, for a patched "
                 f"{model_name}, got {given[name]}"
             )
-    return PackedTexts(ids, ids) if bool(chosen.any()) else None
+    return PackedSegments(ids, ids) if bool(chosen.any()) else None
 
 
-def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTexts:
-    """Return the texts of a pass of continuous batching."""
+def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedSegments:
+    """Return the segments of a pass of continuous batching."""
     if why_one:
         raise ValueError(
             f"cache must be None for a patched {model_name} with {why_one}, which reads each row "
@@ -242,4 +242,4 @@ def _paged(model_name: str, given: Mapping[str, Any], why_one: str) -> PackedTex
     places = torch.arange(int(of_keys[-1]), device=of_keys.device)
     cache = PagedCache(given["cache"], {name: given.get(name) for name in names})
     keys = torch.searchsorted(of_keys, places, right=True)
-    return PackedTexts(ids[None], keys[None], cache)
+    return PackedSegments(ids[None], keys[None], cache)

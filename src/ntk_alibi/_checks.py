@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _torch_state
 from ntk_alibi._arrays import DTypeLike
+from ntk_alibi._backends import Backend
 
 #: Lengths and positions are 32-bit in the kernels.
 MAX_LENGTH = 2**31 - 1
@@ -275,7 +276,7 @@ def check_plain(name: str, value: Any) -> None:
         _torch_state.refuse_tracer(name)
     if not _arrays.is_tensor(value):
         return
-    torch = _arrays.namespace(value)
+    torch = sys.modules["torch"]
     wraps = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if wraps and not _torch_state.is_tracing():  # which reads no memory
         raise TypeError(
@@ -303,11 +304,10 @@ def check_no_context_parallel() -> None:
         )
 
 
-def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
+def out(value: Any, shape: tuple[int, ...], dtype: str, backend: Backend) -> None:
     """Check the framework, shape, dtype and memory of a caller's buffer."""
-    kind = "torch tensor" if torch else "NumPy array"
-    if not (_arrays.is_tensor(value) if torch else isinstance(value, np.ndarray)):
-        raise TypeError(f"out must be a {kind}, got {type(value).__name__}")
+    if not backend.holds(value):
+        raise TypeError(f"out must be a {backend.kind}, got {type(value).__name__}")
     if tuple(value.shape) != shape or _arrays.dtype_name(value.dtype) != dtype:
         raise ValueError(
             f"out must have shape {shape} and dtype {dtype}, "
@@ -315,12 +315,7 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, *, torch: bool) -> None:
         )
     if not getattr(value.dtype, "isnative", True):
         raise TypeError(f"out must be in native byte order, got {value.dtype}")
-    if _arrays.is_tensor(value):
-        in_memory = value.device.type == "cpu"
-        usable = in_memory and value.is_contiguous() and not value.requires_grad
-    else:
-        usable = value.flags.carray  # contiguous, aligned and writable
-    if not usable:
+    if not backend.can_write(value):
         raise ValueError(
             "out must be contiguous, aligned, writable, in main memory and not require grad"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 from ntk_alibi._arrays import any_requires_grad, is_tensor, without_wrappers
@@ -183,6 +184,24 @@ def _is_readable(tensor: Any) -> bool:
     if inner is not tensor and tensor.is_floating_point():
         return False
     return not (inner.is_meta or sys.modules["torch"]._C._functorch.is_batchedtensor(inner))
+
+
+def in_autocast_dtype(*tensors: Any) -> tuple[Any, ...]:
+    """Convert tensors of one device to the dtype of its autocast, if that is on."""
+    torch = sys.modules["torch"]
+    device = tensors[0].device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+    return tensors
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Return a context that switches autocast off for a device type."""
+    torch = sys.modules["torch"]
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.autocast(device, enabled=False)
+    return context
 
 
 def is_proxy(value: Any) -> bool:

@@ -26,7 +26,7 @@ from attention_checks import (
     masked_bias,
     random,
 )
-from ntk_alibi._arrays import readable
+from ntk_alibi._backends import readable
 
 #: Kinds of positions that include positions of the queries.
 PLACED = ("unsorted", "repeats", "far", "queries only")

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _checks
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
@@ -150,8 +151,9 @@ class ALiBi(BiasObject):
     def _given_slopes(self, like: Any) -> tuple[Any, Any]:
         sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
         left, right = map(with_axes, sides)
-        hidden = _arrays.to_framework_of(hidden_sides(self.sides, self.num_heads), left)
-        where = _arrays.namespace(left).where
+        backend = backend_of(left)
+        hidden = backend.convert(hidden_sides(self.sides, self.num_heads))
+        where = backend.xp.where
         left, right = (where(h, np.inf, x) for h, x in zip(hidden, (left, right), strict=True))
         return left, right
 
@@ -254,14 +256,15 @@ def _static_bias(
 
 def with_knee(bias: KernelBias, knee: KneeShape) -> KernelBias:
     """Return a linear bias with a knee."""
-    xp = _arrays.namespace(bias.left)
+    backend = backend_of(bias.left)
+    xp = backend.xp
 
     def far(side: Any) -> Any:
         """Return the slopes beyond the knee; the values for a hidden side have no effect."""
         slopes = knee.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
-        return _arrays.to_dtype(slopes, side.dtype)
+        return backend.cast(slopes, side.dtype)
 
-    with _arrays.without_warnings(bias.left):  # checks refuse slopes beyond float32's range later
+    with backend.without_warnings():  # checks refuse slopes beyond float32's range later
         left, right = far(bias.left), far(bias.right)
     return bias._replace(far_left=left, far_right=right, knee=knee.start)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi._backends import main_memory
 from ntk_alibi._repr_png import picture
 from ntk_alibi.biases.dense import dense_bias
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
@@ -126,16 +127,16 @@ class BiasObject:
         result_dtype = getattr(out, "dtype", np.float32) if dtype is None else dtype
         array_name = None if out is None else "out"
         name = _checks.floating_dtype(result_dtype, _arrays.CORE_DTYPES, array_name)
-        torch = _arrays.is_torch_dtype(dtype) or any(
-            map(_arrays.is_tensor, (*self.parameters, lengths, out))
-        )
+        tensor = _arrays.first_tensor(*self.parameters, lengths, out)
+        torch = tensor is not None or _arrays.is_torch_dtype(dtype)
+        backend = main_memory(torch=torch)
         real = None
         if lengths is not None:
             real = (np.arange(keys) >= keys - rows[:, None]).view(np.uint8)
         shape = (self.rows if lengths is None else len(rows), self.num_heads, queries, keys)
         problem = Problem(shape, Mask(causal=self.sides == "causal"), real)
         bias = self.kernel_bias(problem).on(None).checked(problem)
-        return dense_bias(bias, problem, name, out, torch=torch)
+        return dense_bias(bias, problem, name, out, backend)
 
     def _repr_png_(self) -> bytes | None:
         return picture("receptive_field", self)

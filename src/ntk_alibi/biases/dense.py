@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _core, _installed, masks
+from ntk_alibi import _arrays, _checks, _core, masks
 from ntk_alibi._arrays import Array, ArrayT, DTypeLike
+from ntk_alibi._backends import Backend, backend_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.masks import Problem
@@ -77,11 +77,8 @@ def build_alibi_tensor(
         _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
 
     shape = (batch * heads, 1, key_length)
-    filled = _filled(write, shape, name, out, torch=_arrays.is_tensor(attention_mask))
-    result: Any = filled
-    if _arrays.is_tensor(attention_mask):
-        result = result.to(cast(Any, attention_mask).device)
-    return cast("ArrayT", result)
+    backend = backend_of(attention_mask)
+    return cast("ArrayT", backend.convert(_filled(write, shape, name, out, backend)))
 
 
 def check_key_only(scaling: Any) -> None:
@@ -100,31 +97,30 @@ def check_key_only(scaling: Any) -> None:
 
 
 def dense_bias(
-    bias: KernelBias, problem: Problem, dtype: str, out: Array | None, *, torch: bool
+    bias: KernelBias, problem: Problem, dtype: str, out: Array | None, backend: Backend
 ) -> Array:
     """Return a kernel bias as an array for all pairs, (1 or batch, heads, queries, keys).
 
     Under a causal mask keys ahead of the query get -inf.
     """
     if bias.left is not None and bias.far_left is None and not bias.exempt:
-        return _relative(bias, problem, dtype, out, torch=torch)
+        return _relative(bias, problem, dtype, out, backend)
     positions = problem.positions()
     finite, hidden = bias.values(*positions)
     if problem.mask.causal:
         hidden = hidden | ~problem.mask.visible(*positions)[:, None]
     values = _checks.as_float32("bias", np.where(hidden, -np.inf, finite))
     values = np.array(np.broadcast_to(values, (len(values), *problem.shape[1:])), order="C")
-    result: Any = sys.modules["torch"].from_numpy(values) if torch else values
+    result: Any = backend.on_memory(values, "float32")
     if out is None:
-        target = getattr(sys.modules["torch"], dtype) if torch else _numpy_dtype(dtype)
-        return cast("Array", _arrays.to_dtype(result, target))
-    _checks.out(out, values.shape, dtype, torch=torch)
+        return cast("Array", backend.cast(result, dtype))
+    _checks.out(out, values.shape, dtype, backend)
     out[...] = result
     return out
 
 
 def _relative(
-    bias: KernelBias, problem: Problem, dtype: str, out: Array | None, *, torch: bool
+    bias: KernelBias, problem: Problem, dtype: str, out: Array | None, backend: Backend
 ) -> Array:
     left, right = bias.left, bias.right
 
@@ -132,7 +128,7 @@ def _relative(
         _core.relative_bias(left, right, core_dtype, storage)
 
     shape = (max(left.shape[0], right.shape[0]), *problem.shape[1:])
-    return _filled(write, shape, dtype, out, torch=torch)
+    return _filled(write, shape, dtype, out, backend)
 
 
 def _filled(
@@ -140,44 +136,24 @@ def _filled(
     shape: tuple[int, ...],
     dtype: str,
     out: Array | None,
-    *,
-    torch: bool,
+    backend: Backend,
 ) -> Array:
     """Return the caller's buffer or a new array, filled by write(memory, dtype).
 
     A float64 result has float32 values.
     """
     if out is not None:
-        _checks.out(out, shape, dtype, torch=torch)
+        _checks.out(out, shape, dtype, backend)
     core_dtype = "float32" if dtype == "float64" else dtype
     new = out is None or dtype == "float64"
     bits = "int16" if core_dtype == "bfloat16" else core_dtype
-    memory = np.empty(shape, bits) if new else _arrays.storage(out)
+    memory = np.empty(shape, bits) if new else backend.storage(out)
     write(memory, _arrays.CORE_DTYPES[core_dtype])
-    result: Any = _on_memory(memory, core_dtype, torch=torch) if new else out
+    result: Any = backend.on_memory(memory, core_dtype) if new else out
     if dtype != core_dtype:
-        wide, result = _arrays.to_float64(result), out
+        wide, result = backend.cast(result, "float64"), out
         if result is None:
             result = wide
         else:
             result[...] = wide
     return cast("Array", result)
-
-
-def _on_memory(memory: NDArray[Any], dtype: str, *, torch: bool) -> Array:
-    """Return memory as an array of a dtype, or as a tensor, which a trace stores as a constant."""
-    if not torch:
-        return memory.view(_numpy_dtype(dtype))
-    tensor = sys.modules["torch"].from_numpy(memory)
-    return cast(
-        Array, tensor.view(sys.modules["torch"].bfloat16) if dtype == "bfloat16" else tensor
-    )
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
-        return np.dtype(name)
-    with _installed.needed_by("a bfloat16 NumPy array"):
-        import ml_dtypes
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias, check_covered
@@ -41,10 +42,11 @@ class DistanceBias(BiasObject):
         If `like` is a tensor, the result is a tensor on like's device, differentiable with respect
         to the parameters.
         """
-        distances = _arrays.to_float64(_arrays.arange(last - first + 1, like) + first)
+        backend = backend_of(like)
+        distances = backend.cast(backend.arange(last - first + 1) + first, "float64")
         parameters = (parameter(x, like, widest=True) for x in self.parameters)
         columns = (x[:, None] if x.ndim == 1 else x for x in parameters)
-        return self._formula(_arrays.namespace(like), distances, *columns)
+        return self._formula(backend.xp, distances, *columns)
 
     def _formula(self, xp: Any, distance: Any, *parameters: Any) -> Any:
         """Return the bias (heads, distances), using functions that NumPy and torch share.
@@ -61,7 +63,7 @@ class DistanceBias(BiasObject):
         """
         begin, end = -_next_power_of_two(-first), _next_power_of_two(last)
         small = (end - begin + 1) * self.num_heads <= MAX_CACHED
-        if small and self._cacheable and not any(map(_arrays.is_tensor, self.parameters)):
+        if small and self._cacheable and _arrays.first_tensor(*self.parameters) is None:
             return _cached(self, begin, end)
         table = _checks.as_float32("bias", _arrays.to_numpy(self.over(first, last)))
         return KernelBias(table=table, table_begin=first)
@@ -74,7 +76,7 @@ class DistanceBias(BiasObject):
                 f"positions must be less than {MAX_SPAN} apart for a bias that is a table, got "
                 f"distances {first} to {last}"
             )
-        tensors = any(map(_arrays.is_tensor, self.parameters))
+        tensors = _arrays.first_tensor(*self.parameters) is not None
         precise = _arrays.is_tensor(like) and (
             is_tracing() or _arrays.dtype_name(like.dtype) == "float64"
         )
@@ -203,7 +205,7 @@ class DistanceFunction(DistanceBias):
         """Return the bias at a range of distances; see `DistanceBias`."""
         values = self._evaluate(first, last)
         wide = parameter(values, like, widest=True)
-        return _arrays.namespace(like).broadcast_to(wide, (self.num_heads, wide.shape[-1]))
+        return backend_of(like).xp.broadcast_to(wide, (self.num_heads, wide.shape[-1]))
 
     def _evaluate(self, first: int, last: int) -> Any:
         count = last - first + 1

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
@@ -80,10 +81,11 @@ class ForgetGates(BiasObject):
                 f"log_gates must have shape ({batch}, {heads}, {keys}), for query and key, got "
                 f"{shape}"
             )
-        xp = _arrays.namespace(like)
+        backend = backend_of(like)
+        xp = backend.xp
         gates = parameter(self.log_gates, like, widest=True)
         if problem.key_padding_mask is not None:
-            real = _arrays.boolean(problem.key_padding_mask, like)
+            real = backend.convert(problem.key_padding_mask, "bool")
             gates = xp.where(real[:, None, :], gates, 0.0)
         if has_values(gates):
             _check_sums(_arrays.to_numpy(gates))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._backends import NUMPY, backend_of, readable
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_no_nan, parameter, to_tensor
 from ntk_alibi.masks import Problem, Segment
@@ -105,13 +106,14 @@ class KernelBias(NamedTuple):
             ValueError: a tensor that requires grad would become a constant, or a finite value in
                 main memory is beyond float32's range, where it would hide keys.
         """
-        if self.core is not None and not _arrays.is_tensor(like):
+        constant = backend_of(like) is NUMPY
+        if self.core is not None and constant:
             return self
 
         def convert(name: str, x: Any) -> Any:
             if name != "dense":
                 return parameter(x, like, name="bias", widest=name == "sums")
-            if not _arrays.is_tensor(like):
+            if constant:
                 return _checks.constant("bias", x)
             return to_tensor("bias", x, like, None)
 
@@ -195,7 +197,7 @@ class KernelBias(NamedTuple):
     def check_far_slopes(self) -> None:
         """Check that slopes beyond a knee, if there are any in main memory, are finite."""
         for side in filter(_arrays.is_array, (self.far_left, self.far_right)):
-            if _arrays.is_in_main_memory(side):
+            if backend_of(side).in_main_memory:
                 check_no_nan("slopes beyond the knee (slope / factor)", abs(side))
 
     def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
@@ -267,10 +269,11 @@ class KernelBias(NamedTuple):
                 )
 
         def times(array: Any, factors: Any) -> Any:
-            xp, most = _arrays.namespace(array), _checks.FLOAT32_MAX
-            with _arrays.without_warnings(array):
+            backend, most = backend_of(array), _checks.FLOAT32_MAX
+            xp = backend.xp
+            with backend.without_warnings():
                 finite = xp.clip(array * factors, -most, most)  # NumPy 1 makes it float64
-                return xp.where(xp.isinf(array), array, _arrays.to_dtype(finite, array.dtype))
+                return xp.where(xp.isinf(array), array, backend.cast(finite, array.dtype))
 
         slopes = {name: times(side, factors) for name, side in self.slopes.items()}
         dense = None if self.dense is None else times(self.dense, factors[..., None])
@@ -286,7 +289,7 @@ class KernelBias(NamedTuple):
         Returns:
             The bias and booleans, which broadcast to (batch, heads, queries, keys).
         """
-        xp = _arrays.namespace(queries)
+        xp = backend_of(queries).xp
         distance = (queries[..., :, None] - keys[..., None, :])[:, None]
         if self.left is not None:
             return self._linear_values(queries, keys, distance)
@@ -317,10 +320,11 @@ class KernelBias(NamedTuple):
             seen = seen & problem.visible.like(like)
         if problem.key_padding_mask is None:
             return values, seen
-        return values, seen & _arrays.boolean(problem.key_padding_mask, like)[:, None, None, :]
+        real = backend_of(like).convert(problem.key_padding_mask, "bool")
+        return values, seen & real[:, None, None, :]
 
     def _linear_values(self, queries: Any, keys: Any, distance: Any) -> tuple[Any, Any]:
-        xp = _arrays.namespace(queries)
+        xp = backend_of(queries).xp
         behind, ahead = distance > 0, distance < 0
         none_left, none_right = (xp.isinf(side)[..., None] for side in (self.left, self.right))
         left = xp.where(none_left, 0.0, self.left[..., None])
@@ -347,15 +351,15 @@ class KernelBias(NamedTuple):
         """
         if self.core is not None:
             return self.core
-        slopes = {name: _arrays.readable(side) for name, side in self.slopes.items()}
+        slopes = {name: readable(side) for name, side in self.slopes.items()}
         if self.far_left is not None:
             return _core.knee_bias(**slopes, knee=self.knee)
         if self.left is not None:
             return _core.linear_bias(**slopes)
         if self.table is not None:
-            return _core.table_bias(_arrays.readable(self.table), self.table_begin)
+            return _core.table_bias(readable(self.table), self.table_begin)
         if self.sums is not None:
-            sums = _arrays.readable(self.sums)
+            sums = readable(self.sums)
             return _core.sums_bias(np.broadcast_to(sums, (shape[0], *sums.shape[1:])))
         if self.dense is not None:
             dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values, is_tracing
 
 #: NumPy's kinds of dtypes that are not real: complex, strings, dates and time spans.
@@ -39,7 +40,7 @@ def per_head(
     """
     array = _as_real_array(name, value)
     if array.ndim == 0 and heads is not None:
-        array = array.expand(heads) if _arrays.is_tensor(array) else np.repeat(array, heads)
+        array = backend_of(array).xp.broadcast_to(array, (heads,))
     if array.ndim != 1 or array.shape[0] == 0:
         raise ValueError(f"{name} must have shape (heads,), got {tuple(array.shape)}")
     if heads is not None and array.shape[0] != heads:
@@ -115,6 +116,6 @@ def to_tensor(name: str, x: Any, like: Any, dtype: str | None) -> Any:
     """
     if not like.is_meta and not is_tracing():
         _checks.check_has_values(name, x)
-    if dtype == "float32" and _arrays.is_in_main_memory(x) and has_values(x):
+    if dtype == "float32" and backend_of(x).in_main_memory and has_values(x):
         _checks.as_float32(name, _arrays.to_numpy(x))
-    return _arrays.as_tensor(x, like, dtype)
+    return backend_of(like).convert(x, dtype)

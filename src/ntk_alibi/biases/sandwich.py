@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array
+from ntk_alibi._backends import backend_of
 from ntk_alibi.biases.distance import DistanceBias
 from ntk_alibi.biases.parameters import parameter, per_head
 
@@ -137,8 +138,9 @@ class Sandwich(DistanceBias):
 
 def _with_channels(array: Any, channels: Any) -> Array:
     """Append channels, which broadcast, to an array (batch, heads, length, dim)."""
-    xp = _arrays.namespace(array)
+    backend = backend_of(array)
+    xp = backend.xp
     shape = (*array.shape[:3], channels.shape[3])
     added = xp.broadcast_to(channels, shape)
-    joined: Array = xp.concatenate([array, _arrays.to_dtype(added, array.dtype)], -1)
+    joined: Array = xp.concatenate([array, backend.cast(added, array.dtype)], -1)
     return joined

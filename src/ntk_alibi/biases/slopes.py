@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_floating
 from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, split_knee
@@ -167,7 +168,8 @@ def alibi_slopes(
             queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
             checked = np.maximum(checked[:, None] - queries_after, 0)
     exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
-    return _arrays.to_framework_of(scaled_slopes(exponents, scaling, checked), lengths)
+    slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, scaling, checked))
+    return slopes
 
 
 def scaled_slopes(

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _checks, _core
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import Way, is_recorded, is_transformed, way_of
 from ntk_alibi.biases.base import check_fits
 from ntk_alibi.distributed import bounds
@@ -255,7 +256,7 @@ class RankCall:
         real = None if shown.all() else shown.view(np.uint8)[None]
         shape = (*query.shape[:3], key.shape[2])
         problem = Problem(shape, call.problem.mask, real, at_queries, at_keys, at_keys is not None)
-        known = _arrays.float64(before[1], query)
+        known = backend_of(query).convert(before[1], "float64")
         output, logsumexp = attend_tensors(
             call.with_inputs(
                 query,

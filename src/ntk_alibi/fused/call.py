@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks, _core
-from ntk_alibi._torch_state import Way
+from ntk_alibi._backends import backend_of
+from ntk_alibi._torch_state import Way, in_autocast_dtype
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
@@ -206,7 +207,7 @@ def checked_call(
                         "key and value must both be QuantizedRows or both be arrays, got a "
                         f"{name} of type {type(rows).__name__}"
                     )
-                if _arrays.is_tensor(rows.numbers) != _arrays.is_tensor(query):
+                if not backend_of(query).holds(rows.numbers):
                     raise TypeError(
                         f"{name} must be of query's framework, got {type(rows.numbers)}"
                     )
@@ -217,7 +218,7 @@ def checked_call(
         else:
             _checks.attention_inputs(query, key, value)
     if torch:
-        query, key, value = _arrays.in_autocast_dtype(query, key, value)
+        query, key, value = in_autocast_dtype(query, key, value)
         like = query
 
     # Shapes and scalars: most calls repeat an earlier call, of another layer.
@@ -279,7 +280,7 @@ def checked_call(
             )
         names = "the output of initial", "the logsumexp of initial"
         for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
-            if _arrays.is_tensor(array) != _arrays.is_tensor(query) or not _arrays.is_array(array):
+            if not backend_of(query).holds(array):
                 raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
             _checks.check_plain(name, array)
             if tuple(array.shape) != tuple(shape):
@@ -287,7 +288,7 @@ def checked_call(
         if initial[0].dtype != given.dtype:
             raise TypeError(f"{names[0]} must be of query's {given.dtype}, got {initial[0].dtype}")
         _checks.floating_dtype(initial[1].dtype, ("float32", "float64"), names[1])
-        initial_logsumexp = _arrays.float64(initial[1], query)
+        initial_logsumexp = backend_of(query).convert(initial[1], "float64")
 
     # Norms of the keys, which must be at consecutive positions.
     norms, key_norms = None, options["key_norms"]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._backends import backend_of, empty_pair, readable
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.dropout import Dropout
 from ntk_alibi.fused.merge import merge_checked
@@ -151,7 +152,7 @@ def attend_subset(
         initial_logsumexp=initial_logsumexp,
     )
     if logsumexp is not None and subset.shift is not None:
-        logsumexp += _arrays.to_framework_of(subset.shift, output)
+        logsumexp += backend_of(output).convert(subset.shift)
     return output, logsumexp
 
 
@@ -179,13 +180,11 @@ def attend_in_core(
         memory = _arrays.find_memory(query, key, value)
     if memory is None:
         if is_quantized(key):
-            scales = _core.KeyScales(*map(_arrays.readable, (key.scales, value.scales)))
+            scales = _core.KeyScales(*map(readable, (key.scales, value.scales)))
             key, value = key.numbers, value.numbers
-        of_query = _arrays.storage(query)
-        output, written = _arrays.empty_pair(query, of_query)
-        memory = _arrays.CallMemory(
-            of_query, _arrays.storage(key), _arrays.storage(value), written, output
-        )
+        storage = backend_of(query).storage
+        output, written = empty_pair(query)
+        memory = _arrays.CallMemory(storage(query), storage(key), storage(value), written, output)
     logsumexp = np.empty(memory.written.shape[:3], np.float64) if log else None
     if initial_logsumexp is not None:
         initial_logsumexp = _arrays.as_floats(initial_logsumexp, np.float64)
@@ -206,7 +205,7 @@ def attend_in_core(
     )
     if logsumexp is None:
         return memory.output, None
-    return memory.output, _arrays.to_framework_of(logsumexp, query)
+    return memory.output, backend_of(query).convert(logsumexp)
 
 
 def core_tokens(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
@@ -230,6 +229,7 @@ def rounded_logsumexp(logsumexp: Any, query: Any) -> Any:
     """
     if _arrays.wide_dtype(query) == "float64":
         return logsumexp
-    xp, limit = _arrays.namespace(logsumexp), _checks.FLOAT32_MAX
+    backend, limit = backend_of(logsumexp), _checks.FLOAT32_MAX
+    xp = backend.xp
     bounded = xp.where(xp.isneginf(logsumexp), logsumexp, xp.clip(logsumexp, -limit, limit))
-    return _arrays.to_dtype(bounded, xp.float32)
+    return backend.cast(bounded, "float32")

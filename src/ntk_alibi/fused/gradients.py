@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi._backends import backend_of, empty_pair, promote_to_float32
 from ntk_alibi._torch_state import is_followed
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import ARRAYS, SLOPES
@@ -71,7 +72,7 @@ class ForwardResults(NamedTuple):
 
     def widened(self) -> ForwardResults:
         """Return the results with outputs in float32 or float64."""
-        wide = _arrays.promote_to_float32
+        wide = promote_to_float32
         return self._replace(output=wide(self.output), output_gradient=wide(self.output_gradient))
 
 
@@ -172,7 +173,7 @@ def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
     """Return a logsumexp without its rounding to float32, which would change all weights."""
     if _arrays.dtype_name(logsumexp.dtype) == "float64":
         return logsumexp
-    rounded = _arrays.to_numpy(_arrays.detached(logsumexp)).astype(np.float32)
+    rounded = _arrays.to_numpy(backend_of(logsumexp).detached(logsumexp)).astype(np.float32)
     large = np.abs(rounded) > GREATEST_ROUNDED_LOGSUMEXP
     large &= np.isfinite(rounded)
     if not large.any():
@@ -186,7 +187,7 @@ def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
             f"{GREATEST_ROUNDED_LOGSUMEXP:g}: float32 rounds it by too much there, got "
             f"{int(other.sum())} other values"
         )
-    return _arrays.to_framework_of(np.where(large, exact, rounded), logsumexp)
+    return backend_of(logsumexp).convert(np.where(large, exact, rounded))
 
 
 def _times_factors(gradients: AttentionGradients, factors: NDArray[Any]) -> AttentionGradients:
@@ -211,9 +212,7 @@ def compute_gradients(
     subsets = key_subsets(call)
     if len(subsets) > 1 and _arrays.dtype_name(call.query.dtype) != "float32":
         # The gradients of two subsets may exceed float16's range although their sum does not.
-        wide = call.with_inputs(
-            *map(_arrays.promote_to_float32, (call.query, call.key, call.value))
-        )
+        wide = call.with_inputs(*map(promote_to_float32, (call.query, call.key, call.value)))
         summed = compute_gradients(wide, results.widened(), bias_gradient=bias_gradient)
         return _rounded(summed, call)
     log_gradient = results.logsumexp_gradient
@@ -221,8 +220,8 @@ def compute_gradients(
         logsumexp=_arrays.as_floats(results.logsumexp, np.float64),
         logsumexp_gradient=None if log_gradient is None else _arrays.as_floats(log_gradient),
     )
-    key_gradient, key_memory = _arrays.empty_pair(call.key)
-    value_gradient, value_memory = _arrays.empty_pair(call.value)
+    key_gradient, key_memory = empty_pair(call.key)
+    value_gradient, value_memory = empty_pair(call.value)
     key_and_value = key_memory, value_memory
     problem = call.problem
     if len(subsets) > 1 or problem.key_padding_mask is not None or problem.segment_ids is not None:
@@ -253,9 +252,9 @@ def _query_gradient(
     are added to bias_gradients.
     """
     log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
-    gradient, written = _arrays.empty_pair(call.query)
+    gradient, written = empty_pair(call.query)
     slopes: dict[str, Any] = {} if subset.exempt else bias_gradients
-    storage = _arrays.storage
+    storage = backend_of(call.query).storage
     _core.attention_gradients(
         storage(call.query),
         storage(call.key),
@@ -324,8 +323,8 @@ def _sum_parts(
 ) -> AttentionGradients:
     """Compute the gradients of a call, float32 or float64, as sums over its parts."""
     inputs = call.query, call.key, call.value
-    zeros_like = _arrays.namespace(call.query).zeros_like
-    query, key, value = (zeros_like(_arrays.promote_to_float32(x)) for x in inputs)
+    zeros_like = backend_of(call.query).xp.zeros_like
+    query, key, value = (zeros_like(promote_to_float32(x)) for x in inputs)
     spans = []
     for span, part, query_factor, key_factor in parts:
         rows, queries, keys = span
@@ -342,7 +341,8 @@ def _sum_parts(
 def _rounded(gradients: AttentionGradients, call: AttentionCall) -> AttentionGradients:
     """Round gradients to the dtypes of the call's inputs."""
     names = "query", "key", "value"
-    rounded = {x: _arrays.to_dtype(getattr(gradients, x), getattr(call, x).dtype) for x in names}
+    cast = backend_of(call.query).cast
+    rounded = {x: cast(getattr(gradients, x), getattr(call, x).dtype) for x in names}
     return replace(gradients, **rounded)
 
 

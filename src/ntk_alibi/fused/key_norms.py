@@ -8,6 +8,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import Array
+from ntk_alibi._backends import backend_of, readable
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 
@@ -91,8 +92,9 @@ class KeyNorms:
         if self.centres.shape != (batch, heads, head_dim):
             self.centres = np.empty((batch, heads, head_dim), np.float32)
         quantized: Any = key if is_quantized(key) else None
-        memory = _arrays.storage(key if quantized is None else quantized.numbers)
-        scales = None if quantized is None else _arrays.readable(quantized.scales)
+        rows = key if quantized is None else quantized.numbers
+        memory = backend_of(rows).storage(rows)
+        scales = None if quantized is None else readable(quantized.scales)
         _core.measure_key_norms(memory, self.length, self.norms, self.centres, scales)
         self.length = length
         return self

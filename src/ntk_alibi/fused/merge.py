@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._arrays import ArrayT
+from ntk_alibi._backends import backend_of, empty_pair
 from ntk_alibi._torch_state import Way, has_values, is_followed, is_recorded, way_of
 
 
@@ -79,7 +80,7 @@ def merge(
         for array in arrays:
             if tuple(array.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
-            if _arrays.is_tensor(array) != _arrays.is_tensor(first):
+            if not backend_of(first).holds(array):
                 raise TypeError(
                     f"{name} must all be arrays or all be tensors, got {type(array).__name__} and "
                     f"{type(first).__name__}"
@@ -90,10 +91,10 @@ def merge(
         if not isinstance(out, tuple) or len(out) != 2:
             raise TypeError(f"out must be a pair (output, logsumexp), got {_checks.briefly(out)}")
         for buffer, like in zip(out, (first, logsumexps[0]), strict=True):
-            dtype, tensor = _arrays.dtype_name(like.dtype), _arrays.is_tensor(like)
-            _checks.out(buffer, tuple(like.shape), dtype, torch=tensor)
+            dtype = _arrays.dtype_name(like.dtype)
+            _checks.out(buffer, tuple(like.shape), dtype, backend_of(like))
     output, logsumexp = merge_checked(outputs, logsumexps, None if out is None else out[0])
-    rounded: Any = _arrays.to_dtype(logsumexp, logsumexps[0].dtype)
+    rounded: Any = backend_of(logsumexp).cast(logsumexp, logsumexps[0].dtype)
     if out is None:
         return output, rounded
     for buffer, result in zip(out, (output, rounded), strict=True):
@@ -119,7 +120,7 @@ def merge_checked(
         and all(output.dtype == first.dtype for output in outputs)
         and getattr(first.dtype, "isnative", True)
         and has_values(*parts)
-        and all(map(_arrays.is_in_main_memory, parts))
+        and all(backend_of(x).in_main_memory for x in parts)
     )
     if in_core and is_recorded(*parts):
         # Imported here because torch is optional.
@@ -130,10 +131,11 @@ def merge_checked(
         return _merge_in_core(outputs, logsumexps, out)
 
     # float64, other devices, other shapes, traces and vmap.
-    xp = _arrays.namespace(first)
-    values = xp.stack([_arrays.float64(output, first) for output in outputs])
-    logs = xp.stack([_arrays.float64(log, first) for log in logsumexps])
-    largest = _arrays.detached(xp.amax(logs, 0))
+    backend = backend_of(first)
+    xp = backend.xp
+    values = xp.stack([backend.convert(output, "float64") for output in outputs])
+    logs = xp.stack([backend.convert(log, "float64") for log in logsumexps])
+    largest = backend.detached(xp.amax(logs, 0))
     weights = xp.exp(logs - xp.where(xp.isneginf(largest), 0.0, largest))
     total = xp.sum(weights, 0)
     none = total == 0.0
@@ -141,19 +143,20 @@ def merge_checked(
     logsumexp = xp.where(none, -math.inf, largest + xp.log(total))
     weights = (weights / total)[..., None]
     output = xp.sum(xp.where(weights == 0.0, 0.0, weights * values), 0)
-    return _arrays.to_dtype(output, first.dtype), logsumexp
+    return backend.cast(output, first.dtype), logsumexp
 
 
 def _merge_in_core(
     outputs: Sequence[Any], logsumexps: Sequence[Any], out: Any = None
 ) -> tuple[Any, Any]:
     """Return the output, in `out` if given, and the float64 logsumexp, computed by the core."""
-    output, written = _arrays.empty_pair(outputs[0]) if out is None else (out, _arrays.storage(out))
+    backend = backend_of(outputs[0])
+    output, written = empty_pair(outputs[0]) if out is None else (out, backend.storage(out))
     logs = [_arrays.as_floats(log, np.float64) for log in logsumexps]
     logsumexp = np.empty(logs[0].shape, np.float64)
-    memory = [_copy_if_overwritten(_arrays.storage(part), written) for part in outputs]
+    memory = [_copy_if_overwritten(backend.storage(part), written) for part in outputs]
     _core.merge(memory, logs, written, logsumexp)
-    return output, _arrays.to_framework_of(logsumexp, output)
+    return output, backend.convert(logsumexp)
 
 
 def _copy_if_overwritten(part: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays
+from ntk_alibi._backends import backend_of, promote_to_float32
 from ntk_alibi._torch_state import Way
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.forward import Stats
@@ -65,7 +66,7 @@ def attend_in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Resul
     results = []
     for some_heads in split_heads(call):
         output, *others = _attend_parts(rotated_parts(some_heads), attend)
-        results.append((_arrays.to_dtype(output, call.query.dtype), *others))
+        results.append((backend_of(output).cast(output, call.query.dtype), *others))
     return _join(results, HEADS)
 
 
@@ -83,7 +84,7 @@ def _join(parts: list[Any], axis: int) -> Results:
         result: Results = parts[0]
         return result
     outputs, logsumexps, stats = zip(*parts, strict=True)
-    xp = _arrays.namespace(outputs[0])
+    xp = backend_of(outputs[0]).xp
     output, logsumexp, counted = xp.concatenate(outputs, axis), None, None
     if logsumexps[0] is not None:
         logsumexp = xp.concatenate(logsumexps, axis)
@@ -120,7 +121,7 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
     rotated = call.with_inputs(
         rotary.rotated(call.query, at_queries),
         rotary.rotated(call.key, at_keys),
-        _arrays.promote_to_float32(call.value),
+        promote_to_float32(call.value),
         rotary=None,
     )
     batch, _, queries, keys = problem.shape
@@ -160,7 +161,7 @@ def times_factor(x: Any, factor: Any) -> Any:
     """Multiply the queries or keys of a part, or their gradient, by the part's factor."""
     if factor is None:
         return x
-    with _arrays.without_warnings(x):  # infinity in padding
+    with backend_of(x).without_warnings():  # infinity in padding
         return x * factor
 
 
@@ -190,16 +191,17 @@ def split_queries(
 
 def _factors(queries: Any, keys: Any, decays: Any, dtype: Any) -> tuple[Any, Any]:
     """Return XPOS's factors of queries and of keys from their positions, (1 or batch, length)."""
-    xp = _arrays.namespace(decays)
+    backend = backend_of(decays)
+    xp = backend.xp
     first, last = xp.amin(queries, -1)[:, None], xp.amax(queries, -1)[:, None]
     centre = (first + last) // 2
     seen = xp.minimum(keys, last)  # no query sees keys ahead of all queries
 
     def factor(distance: Any) -> Any:
-        logs = _arrays.to_float64(distance)[..., None] * decays
+        logs = backend.cast(distance, "float64")[..., None] * decays
         powers = xp.where(
             logs < LEAST_LOG_FACTOR, 0.0, xp.exp(xp.clip(logs, LEAST_LOG_FACTOR, None))
         )
-        return _arrays.to_dtype(powers, dtype)[:, None]
+        return backend.cast(powers, dtype)[:, None]
 
     return factor(queries - centre), factor(centre - seen)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ntk_alibi import _arrays
-from ntk_alibi._torch_state import Way
+from ntk_alibi._torch_state import Way, in_autocast_dtype
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.attention import attend
 from ntk_alibi.fused.call import AttentionCall, core_rule
@@ -65,7 +64,7 @@ def attend_prepared(
         attend_now = prepared_in_core(bias, problem, scale, factors, skip_tolerance=skip_tolerance)
         output, logsumexp = attend_now(query, key, value, norms=norms, dropout=dropout, log=log)
     else:
-        query, key, value = _arrays.in_autocast_dtype(query, key, value)
+        query, key, value = in_autocast_dtype(query, key, value)
         call = AttentionCall(
             query, key, value, bias, problem, way, None, scale, skip_tolerance,
             factors=factors, dropout=dropout,

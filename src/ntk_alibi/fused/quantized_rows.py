@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array, DTypeLike
+from ntk_alibi._backends import backend_of
 
 #: The largest magnitude of a quantized value.
 GREATEST = 127
@@ -51,7 +52,7 @@ class QuantizedRows:
     def __post_init__(self) -> None:
         rows, scales = self.numbers, self.scales
         _checks.attention_input("numbers", rows)  # codespell:ignore
-        if not _arrays.is_array(scales) or _arrays.is_tensor(scales) != _arrays.is_tensor(rows):
+        if not backend_of(rows).holds(scales):
             raise TypeError(f"scales must be of numbers' framework, got {type(scales).__name__}")
         _checks.check_plain("scales", scales)
         for name, dtype in (("numbers", "int8"), ("scales", "float32")):  # codespell:ignore
@@ -62,7 +63,7 @@ class QuantizedRows:
         shape = tuple(rows.shape[:3])
         if tuple(scales.shape) != shape:
             raise ValueError(f"scales must have shape {shape}, got {tuple(scales.shape)}")
-        if _arrays.is_tensor(rows) and rows.device != scales.device:
+        if getattr(rows, "device", None) != getattr(scales, "device", None):
             raise ValueError(f"scales must be on numbers' {rows.device}, got {scales.device}")
 
     @staticmethod
@@ -90,14 +91,15 @@ class QuantizedRows:
         _checks.attention_input("x", x)
         _checks.floating_dtype(x.dtype, _arrays.CORE_DTYPES, "x")
         _checks.head_dim(x.shape[3])
-        xp, wide = _arrays.namespace(x), _arrays.to_float32(_arrays.detached(x))
+        backend = backend_of(x)
+        xp, wide = backend.xp, backend.cast(backend.detached(x), "float32")
         greatest = xp.amax(xp.abs(wide), -1)
         scales = xp.where(xp.isfinite(greatest), greatest / GREATEST, math.nan)
         divisors = xp.where(scales > 0.0, scales, math.inf)[..., None]
-        with _arrays.without_warnings(x):
+        with backend.without_warnings():
             shares = xp.where(xp.isfinite(wide), wide, 0.0) / divisors
         rounded = xp.clip(xp.round(shares), -GREATEST, GREATEST)
-        return QuantizedRows(_arrays.to_dtype(rounded, xp.int8), scales)
+        return QuantizedRows(backend.cast(rounded, "int8"), scales)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,8 +113,9 @@ class QuantizedRows:
 
     def dequantized(self, dtype: DTypeLike | None = None) -> Any:
         """Return the values as float32, rounded to dtype if it is given."""
-        products = _arrays.to_float32(self.numbers) * self.scales[..., None]
-        return products if dtype is None else _arrays.to_dtype(products, dtype)
+        backend = backend_of(self.numbers)
+        products = backend.cast(self.numbers, "float32") * self.scales[..., None]
+        return products if dtype is None else backend.cast(products, dtype)
 
     def __getitem__(self, index: Any) -> QuantizedRows:
         """Return some rows, by an index of batch, heads and tokens that keeps all axes."""

@@ -108,7 +108,7 @@ def _bias_of_one_query(bias: Any, count: int, tokens: int, side: str) -> NDArray
         at_keys = first + np.arange(keys, dtype=np.int32)[None]
         at_queries = np.full((1, shape[2]), first, np.int32)
         problem = problem._replace(query_positions=at_queries, key_positions=at_keys)
-    like = next(filter(_arrays.is_tensor, bias.parameters), None)
+    like = _arrays.first_tensor(*bias.parameters)
     last = slice(shape[2] - 1, shape[2])
     near = slice(keys - count, keys) if side == "behind" else slice(0, count)
     kernel = to_kernel_bias(bias, problem, like).part(last, near, problem)

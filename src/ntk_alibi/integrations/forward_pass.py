@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values, is_recorded, is_tracing
 from ntk_alibi.biases.alibi import ModelALiBi, ModelSides
 from ntk_alibi.biases.base import BiasObject, to_kernel_bias
@@ -224,7 +225,7 @@ class ForwardPass:
         if len(seen) == 2:  # no key is in both parts
             values, seen = [values[0] + values[1]], [seen[0] | seen[1]]
         if segments is not None:
-            of_queries, of_keys = (_arrays.as_tensor(ids, like, None) for ids in segments)
+            of_queries, of_keys = (backend_of(like).convert(ids) for ids in segments)
             own_text = of_queries[:, None, :, None] == of_keys[:, None, None, :]
             return values[0], seen[0] & own_text
         if not self.problem.mask.causal:
@@ -342,9 +343,9 @@ def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
         return [(beyond, to_window), (first, to_first)]
     real = problem.key_padding_mask
     if real is None:
-        real = _arrays.namespace(keys).broadcast_to(keys >= 0, (batch, columns))
+        real = backend_of(keys).xp.broadcast_to(keys >= 0, (batch, columns))
     else:
-        real = _arrays.boolean(real, like)
+        real = backend_of(like).convert(real, "bool")
     of_window, of_sinks = real & (keys >= sink), real & (keys < sink)
     if like is None:
         of_window, of_sinks = of_window.view("uint8"), of_sinks.view("uint8")

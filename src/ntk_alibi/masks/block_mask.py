@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values, is_transformed
 
 #: The number of queries and of keys in a block of the pictures and of `block_states`.
@@ -101,7 +102,7 @@ class BlockMask:
 
     def like(self, like: Any) -> Any:
         """Return the array in like's framework and on its device; NumPy if like is None."""
-        return _arrays.boolean(self.mask, like)
+        return backend_of(like).convert(self.mask, "bool")
 
     def for_rows(self, rows: slice) -> BlockMask:
         """Return the mask of some rows of the batch."""
@@ -135,11 +136,10 @@ def checked_block_mask(mask: Any, shape: tuple[int, ...], query: Any) -> BlockMa
         TypeError, ValueError: it is of another kind, framework, device or shape.
     """
     checked = mask if isinstance(mask, BlockMask) else BlockMask(mask)
-    given, tensor = checked.mask, _arrays.is_tensor(query)
-    if _arrays.is_tensor(given) != tensor:
-        kind = "torch tensor" if tensor else "NumPy array"
-        raise TypeError(f"mask must be a {kind} as query, got {type(given).__name__}")
-    if tensor and given.device != query.device:
+    given, backend = checked.mask, backend_of(query)
+    if not backend.holds(given):
+        raise TypeError(f"mask must be a {backend.kind} as query, got {type(given).__name__}")
+    if getattr(given, "device", None) != getattr(query, "device", None):
         raise ValueError(f"mask must be on query's device {query.device}, got {given.device}")
     batch, heads, queries, keys = shape
     rows, own_heads, *pairs = checked.shape

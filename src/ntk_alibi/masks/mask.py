@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._backends import backend_of
 
 #: The core's value for "no window". The largest window, MAX_LENGTH, still hides keys at the largest
 #: distance.
@@ -82,7 +83,7 @@ class Mask(NamedTuple):
         if isinstance(positions, int):
             first, end, greater, less = -beyond, beyond, max, min
         else:
-            xp = _arrays.namespace(positions)
+            xp = backend_of(positions).xp
             first, end = xp.full_like(positions, -beyond), xp.full_like(positions, beyond)
             greater, less = xp.maximum, xp.minimum
         if self.window is not None:
@@ -105,9 +106,9 @@ class Mask(NamedTuple):
 
         An integer K as keys means the positions 0 .. K - 1.
         """
-        xp = _arrays.namespace(queries)
+        xp = backend_of(queries).xp
         if key_padding_mask is not None:
-            real = _arrays.boolean(key_padding_mask, keys)
+            real = backend_of(keys).convert(key_padding_mask, "bool")
             keys = xp.where(real, keys, 2 * (_checks.MAX_LENGTH + 1))
         first, end = self.interval(queries)
         sinks = xp.clip(first, None, self.sink)
@@ -135,15 +136,8 @@ def _counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
     An integer n as values means 0 .. n - 1.
     """
     if not _arrays.is_array(values):
-        return [_arrays.namespace(bound).clip(bound, 0, values) for bound in bounds]
+        return [backend_of(bound).xp.clip(bound, 0, values) for bound in bounds]
     rows = np.broadcast_shapes(*((len(x), 1) for x in (values, *bounds)))[0]
-    if _arrays.is_tensor(values):
-        torch = _arrays.namespace(values)
-        ordered = torch.sort(values).values.expand(rows, -1).contiguous()
-        return [torch.searchsorted(ordered, b.expand(rows, -1).contiguous()) for b in bounds]
-    ordered = np.broadcast_to(np.sort(values), (rows, values.shape[1]))
-    counts = [np.zeros((rows, bound.shape[1]), np.int64) for bound in bounds]
-    for bound, count in zip(bounds, counts, strict=True):
-        for row, least in enumerate(np.broadcast_to(bound, count.shape)):
-            count[row] = np.searchsorted(ordered[row], least)
-    return counts
+    backend = backend_of(values)
+    values, *limits = (backend.xp.broadcast_to(x, (rows, x.shape[1])) for x in (values, *bounds))
+    return backend.counts_below(values, limits)

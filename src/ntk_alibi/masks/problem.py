@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.masks.block_mask import BlockMask
 from ntk_alibi.masks.mask import Mask
@@ -71,7 +72,7 @@ class Problem(NamedTuple):
         explicit = query_positions is not None or align == "start"
         arrays = key_padding_mask, key_positions, query_positions
         unread = _unread((*arrays, segment_ids, query_segment_ids), like)
-        if unread or not _arrays.is_in_main_memory(like):
+        if unread or not backend_of(like).in_main_memory:
             real, at_keys, at_queries = map(_rows, arrays)
         else:
             real = checked_key_padding_mask(key_padding_mask, batch, keys)
@@ -117,10 +118,11 @@ class Problem(NamedTuple):
     def positions(self, like: Any = None) -> tuple[Any, Any]:
         """Return positions of queries and keys, (1 or batch, length) int64 of like's framework."""
         queries, keys = self.shape[2:]
-        at_keys = _arrays.rows_of_integers(self.key_positions, keys, like)
+        backend = backend_of(like)
+        at_keys = backend.rows_of_integers(self.key_positions, keys)
         if self.query_positions is None:
-            return _arrays.arange(queries, like)[None] + (keys - queries), at_keys
-        return _arrays.rows_of_integers(self.query_positions, queries, like), at_keys
+            return backend.arange(queries)[None] + (keys - queries), at_keys
+        return backend.rows_of_integers(self.query_positions, queries), at_keys
 
     def visible_count(self, like: Any = None) -> Any:
         """Count the keys that each query sees, in like's framework.
@@ -131,7 +133,7 @@ class Problem(NamedTuple):
             return self._count_pairs(like)
         if self.segment_ids is not None:
             counts = self._count_by_segment(Problem.visible_count)
-            return _arrays.to_framework_of(counts, like)
+            return backend_of(like).convert(counts)
         queries, keys = self.positions(like)
         if self.key_positions is None and self.key_padding_mask is None:
             keys = self.shape[3]
@@ -190,7 +192,7 @@ class Problem(NamedTuple):
             for begin in range(0, max(self.shape[2], 1), QUERIES_AT_ONCE)
         ]
         counts = [self._visible_pairs(run, like).sum(-1) for run in runs]
-        return _arrays.namespace(counts[0]).concatenate(counts, -1)
+        return backend_of(counts[0]).xp.concatenate(counts, -1)
 
     def _visible_pairs(self, run: slice, like: Any) -> Any:
         """Return which keys a run of queries sees, (1 or batch, 1 or heads, run, K)."""
@@ -199,10 +201,10 @@ class Problem(NamedTuple):
         if self.visible is not None:
             seen = seen & self.visible.like(like)[:, :, run]
         if self.key_padding_mask is not None:
-            seen = seen & _arrays.boolean(self.key_padding_mask, like)[:, None, None, :]
+            seen = seen & backend_of(like).convert(self.key_padding_mask, "bool")[:, None, None, :]
         if self.segment_ids is not None:
             ids: Any = self.segment_ids
-            queries, keys = (x if like is None else _arrays.as_tensor(x, like, None) for x in ids)
+            queries, keys = map(backend_of(like).convert, ids)
             seen = seen & (queries[:, run, None] == keys[:, None, :])[:, None]
         return seen
 
@@ -226,7 +228,7 @@ class Problem(NamedTuple):
         )
         rows, queries, keys = (x.stop - x.start for x in segment)
         if real is not None:
-            real = _arrays.contiguous(real[:, segment.keys])
+            real = backend_of(real).contiguous(real[:, segment.keys])
         at_queries, at_keys = at_queries[:, segment.queries], at_keys[:, segment.keys]
         if (at_keys == np.arange(keys)).all():
             at_keys = None
@@ -265,7 +267,7 @@ class Problem(NamedTuple):
             at_keys = np.arange(all_keys, dtype=np.int32)[None]
         return self._replace(
             shape=(batch, heads, queries.stop - queries.start, keys.stop - keys.start),
-            key_padding_mask=None if real is None else _arrays.contiguous(real[:, keys]),
+            key_padding_mask=None if real is None else backend_of(real).contiguous(real[:, keys]),
             query_positions=None if at_queries is None else at_queries[:, queries],
             key_positions=None if at_keys is None else at_keys[:, keys],
             counts=self.counts and (self.counts[0], self.counts[1][:, queries]),

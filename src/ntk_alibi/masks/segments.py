@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import ArrayT
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 
 
@@ -150,13 +151,11 @@ class SegmentIds(NamedTuple):
     def _columns_in_segments(self) -> Any:
         """Return the column of each key within its segment, int32; torch can trace it."""
         ids = self.keys
-        xp = _arrays.namespace(ids)
-        columns = _arrays.arange(ids.shape[1], ids)[None]
+        backend = backend_of(ids)
+        xp, columns = backend.xp, backend.arange(ids.shape[1])[None]
         begins = xp.where(ids[:, 1:] != ids[:, :-1], columns[:, 1:], 0)
         begins = xp.concatenate([xp.zeros_like(ids[:, :1], dtype=xp.int64), begins], 1)
-        tensor = _arrays.is_tensor(begins)
-        begins = begins.cummax(1).values if tensor else np.maximum.accumulate(begins, axis=1)
-        return _arrays.to_dtype(columns - begins, xp.int32)
+        return backend.cast(columns - backend.running_maximum(begins), "int32")
 
     def _check_ascent(self, at_keys: NDArray[np.int32]) -> None:
         falls = (np.diff(at_keys) < 0) & (self.keys[:, 1:] == self.keys[:, :-1])
@@ -213,7 +212,7 @@ def segment_ids_from_cu_seqlens(cu_seqlens: ArrayT) -> ArrayT:
         text = int(np.argmax(lengths < 0))
         raise ValueError(f"cu_seqlens must not fall, got {ends[text]} and then {ends[text + 1]}")
     ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    result: Any = _arrays.to_framework_of(ids, cu_seqlens)
+    result: Any = backend_of(cu_seqlens).convert(ids)
     return result  # type: ignore[no-any-return]
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
+from ntk_alibi._backends import backend_of
 from ntk_alibi.masks import Mask, Problem
 
 #: The largest strength: factors for 2^31 keys then stay within float32's range.
@@ -106,24 +107,26 @@ class LogN:
         """
         self.check_heads(problem.shape[1])
         seen = problem.visible_count(like)
-        xp = _arrays.namespace(seen)
-        factors = self.factors_for_counts(_arrays.to_float64(xp.clip(seen, 1, None)))
+        backend = backend_of(seen)
+        counts = backend.cast(backend.xp.clip(seen, 1, None), "float64")
+        factors = self.factors_for_counts(counts)
         if like is None:
-            return _arrays.to_float32(factors)
-        return _arrays.as_tensor(factors, like, _arrays.wide_dtype(like))
+            return backend.cast(factors, "float32")
+        return backend_of(like).convert(factors, _arrays.wide_dtype(like))
 
     def factors_for_counts(self, counts: Any, strengths: Any = None) -> Any:
         """Return the factors for counts of keys >= 1, (1 or batch, [heads,] queries) float64.
 
         `strengths` is `per_head` in the framework of counts, if the caller has it.
         """
-        xp = _arrays.namespace(counts)
+        backend = backend_of(counts)
+        xp = backend.xp
         excess = xp.log(counts / self.train_length) / math.log(self.train_length)
         strength: Any = self.strength
         if strengths is not None:
             strength = strengths
         elif self.per_head is not None:
-            strength = _arrays.float64(self.per_head, counts)
+            strength = backend.convert(self.per_head, "float64")
         excess = excess if excess.ndim == 3 else excess[:, None]
         return xp.clip(1.0 + strength * excess, 1.0, None)
 
@@ -209,6 +212,7 @@ def log_n_scale(
     rows = max((len(x) for x in arrays if x is not None and x.ndim == 2), default=1)
     rule, shape = Mask.checked(**mask), (rows, 1, queries, keys)
     problem = Problem.checked(shape, rule, arrays[0], arrays[1], arrays[2])
-    example = next((x for x in arrays if _arrays.is_tensor(x)), None)
-    result: Array = _arrays.to_float32(LogN(train_length).factors(problem, example)[:, 0])
+    example = _arrays.first_tensor(*arrays)
+    factors = LogN(train_length).factors(problem, example)[:, 0]
+    result: Array = backend_of(factors).cast(factors, "float32")
     return result

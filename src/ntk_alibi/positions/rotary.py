@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array, ArrayT
+from ntk_alibi._backends import backend_of, promote_to_float32
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.scaling import NTK, Interpolation, check_one_layer
 
@@ -63,24 +64,26 @@ class _Rotary:
         back=True rotates in the opposite direction. The result is float64 for float64 vectors, else
         float32. Channels beyond rotary_dim are unchanged.
         """
-        x = _arrays.promote_to_float32(x)
-        module = _arrays.namespace(x)
-        pair = _arrays.to_float64(_arrays.arange(self.pairs, x))
+        x = promote_to_float32(x)
+        backend = backend_of(x)
+        module, pair = backend.xp, backend.cast(backend.arange(self.pairs), "float64")
         frequencies = self.base ** (-pair / self.pairs) / self._frequency_divisor
-        angles = _arrays.to_float64(positions)[..., None] * (-frequencies if back else frequencies)
-        cos, sin = (_arrays.to_dtype(f(angles), x.dtype)[:, None] for f in (module.cos, module.sin))
+        angles = backend.cast(positions, "float64")[..., None] * (
+            -frequencies if back else frequencies
+        )
+        cos, sin = (backend.cast(f(angles), x.dtype)[:, None] for f in (module.cos, module.sin))
         split = 2 * self.pairs
         if self.layout == "pairs":
             first, second = x[..., 0:split:2], x[..., 1:split:2]
         else:
             first, second = x[..., : self.pairs], x[..., self.pairs : split]
-        with _arrays.without_warnings(x):  # infinity in padding
+        with backend.without_warnings():  # infinity in padding
             both = [first * cos - second * sin, second * cos + first * sin]
         return module.concatenate([self._join_pairs(both, x), x[..., split:]], -1)
 
     def _join_pairs(self, both: list[Any], example: Any) -> Any:
         """Return the first and the second channels of all pairs in the order of the layout."""
-        module = _arrays.namespace(example)
+        module = backend_of(example).xp
         if self.layout == "halves":
             return module.concatenate(both, -1)
         return module.stack(both, -1).reshape((*both[0].shape[:-1], 2 * self.pairs))
@@ -192,8 +195,9 @@ class RoPE(_Rotary):
             raise ValueError(f"x must have head_dim {self.head_dim}, got {tuple(x.shape)}")
         if not is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
-        at = _arrays.rows_of_integers(positions, x.shape[2], x)
-        result: ArrayT = _arrays.to_dtype(self.rotated(x, at), x.dtype)
+        backend = backend_of(x)
+        at = backend.rows_of_integers(positions, x.shape[2])
+        result: ArrayT = backend.cast(self.rotated(x, at), x.dtype)
         return result
 
 
@@ -252,9 +256,9 @@ class XPOS(_Rotary):
 
     def log_decays(self, example: Any) -> Any:
         """Return the logarithm of each channel's factor per token, (head_dim,) float64, <= 0."""
-        module = _arrays.namespace(example)
-        pair = _arrays.to_float64(_arrays.arange(self.pairs, example))
+        backend = backend_of(example)
+        module, pair = backend.xp, backend.cast(backend.arange(self.pairs), "float64")
         zeta = (pair / self.pairs + self.gamma) / (1.0 + self.gamma)
         rates = module.log(zeta) / self.scale_base
-        others = 0.0 * _arrays.arange(self.head_dim - 2 * self.pairs, example)
+        others = 0.0 * backend.arange(self.head_dim - 2 * self.pairs)
         return module.concatenate([self._join_pairs([rates, rates], example), others], -1)

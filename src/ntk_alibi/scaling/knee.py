@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
+from ntk_alibi._backends import backend_of
 from ntk_alibi.scaling.base import Floats, GrowingFactor, LayeredScaling, Per, Scaling
 
 
@@ -31,7 +32,7 @@ class KneeShape:
         if isinstance(factor, np.ndarray):
             factor = factor[:, None]
             if _arrays.is_tensor(slopes):
-                factor = _arrays.as_tensor(factor, slopes, _arrays.wide_dtype(slopes))
+                factor = backend_of(slopes).convert(factor, _arrays.wide_dtype(slopes))
         return slopes / factor
 
     def compress(self, distance: Any) -> Any:
@@ -41,7 +42,7 @@ class KneeShape:
 
             min(d, start) + max(d - start, 0) / factor
         """
-        near = _arrays.namespace(distance).clip(distance, None, self.start)
+        near = backend_of(distance).xp.clip(distance, None, self.start)
         return near + (distance - near) / self.factor
 
 

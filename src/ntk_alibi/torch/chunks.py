@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from ntk_alibi import _arrays
-from ntk_alibi._torch_state import has_values, in_forward_mode, is_tracing
+from ntk_alibi._torch_state import has_values, in_forward_mode, is_tracing, without_autocast
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.parts import split_queries
 from ntk_alibi.masks import BlockMask
@@ -111,7 +111,7 @@ def _gradients(function: Callable[..., Tensors], count: int, *given: torch.Tenso
         every = dict(enumerate(inputs)) | dict(zip(floating, values, strict=True))
         return function(*every.values())
 
-    with _arrays.without_autocast(inputs[0].device.type):
+    with without_autocast(inputs[0].device.type):
         pull_back = torch.func.vjp(of_floating, *(inputs[i] for i in floating))[1]
         return tuple(pull_back(gradients))
 

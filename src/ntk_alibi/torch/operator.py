@@ -18,7 +18,8 @@ from torch.utils import _python_dispatch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from ntk_alibi import _arrays
-from ntk_alibi._torch_state import Way, has_values, is_transformed
+from ntk_alibi._backends import backend_of
+from ntk_alibi._torch_state import Way, has_values, is_transformed, without_autocast
 from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
@@ -241,7 +242,7 @@ def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     if call.way is Way.OPERATOR and call.rotary is None:
         return attend_in_parts(call, attend)[:2]
     # Rotated inputs and scores are not rounded.
-    with _arrays.without_autocast(call.query.device.type):
+    with without_autocast(call.query.device.type):
         return attend_in_parts(call, attend)[:2]
 
 
@@ -262,7 +263,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         call.key,
         call.value,
         *(getattr(bias, name) for name in BIAS_TENSORS),
-        *(None if x is None else _arrays.as_tensor(x, query, None) for x in problem_tensors),
+        *(None if x is None else backend_of(query).convert(x) for x in problem_tensors),
         call.factors,
         None if call.initial_logsumexp is None else call.initial_logsumexp.detach(),
         to_seed(call.dropout),

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ntk_alibi import _arrays
+from ntk_alibi._torch_state import without_autocast
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.torch.chunks import attention_by_chunks
 from ntk_alibi.torch.devices.flash import FlashAttention
@@ -59,7 +59,7 @@ def attention_on_device(
     The call's tensors have the dtype that autocast chose; float32 products within a kernel are not
     rounded to it.
     """
-    with _arrays.without_autocast(call.query.device.type):
+    with without_autocast(call.query.device.type):
         return kernel_for(call, log=log).attend(call, log=log)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from ntk_alibi import _arrays
+from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import is_recorded
 from ntk_alibi.fused.call import AttentionCall
 
@@ -100,7 +100,7 @@ def capture_tensors(call: AttentionCall, queries: int, keys: int) -> Captured:
     first, end = call.problem.mask.interval(at_queries)
     real = call.problem.key_padding_mask
     if real is not None:
-        at_keys = torch.where(_arrays.boolean(real, like), at_keys, HIDDEN)
+        at_keys = torch.where(backend_of(like).convert(real, "bool"), at_keys, HIDDEN)
     rows = {
         "query_positions": at_queries,
         "first_seen": first.clamp(min=0),

@@ -24,7 +24,10 @@ Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 # So that the mask is one of a call's tensors.
 _pytree.register_pytree_node(
-    BlockMask, lambda block_mask: ([block_mask.mask], None), lambda given, _: BlockMask(*given)
+    BlockMask,
+    lambda block_mask: ([block_mask.mask], None),
+    lambda given, _: BlockMask(*given),
+    flatten_with_keys_fn=lambda x: ([(_pytree.GetAttrKey("mask"), x.mask)], None),
 )
 
 #: Number of queries in a chunk; only the scores of one chunk are in memory.

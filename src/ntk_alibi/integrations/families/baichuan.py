@@ -7,6 +7,7 @@ that mask is the padding of keys, (batch, keys), which the layers take.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from contextvars import ContextVar
 from typing import Any
@@ -46,10 +47,16 @@ def _forward(
     return layer.o_proj(output.transpose(1, 2).flatten(2)), weights, cache
 
 
+@functools.cache
+def _signature(forward: Any) -> inspect.Signature:
+    """Return the signature of a forward; to read it takes longer than a layer's attention."""
+    return inspect.signature(forward)
+
+
 def _model_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace BaichuanModel.forward, which would add its attention_mask to a mask of all pairs."""
     own_forward = type(model).forward
-    given = inspect.signature(own_forward).bind(model, *args, **kwargs)
+    given = _signature(own_forward).bind(model, *args, **kwargs)
     mask, cache = (given.arguments.get(name) for name in ("attention_mask", "past_key_values"))
     if mask is not None and (mask.ndim != 2 or int(mask.max()) > 1):
         raise ValueError(

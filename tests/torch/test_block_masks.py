@@ -86,28 +86,33 @@ def test_transforms() -> None:
         torch.testing.assert_close(gradients[i], one, rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_and_exported() -> None:
-    inputs, mask = tensors(), mask_of()
-    block_mask = na.BlockMask(mask)
+class Attend(torch.nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return attend(*inputs[:3], mask=inputs[3], log_n=8)
 
-    class Attend(torch.nn.Module):
-        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-            return attend(*inputs[:3], mask=inputs[3], log_n=8)
+
+def test_exported() -> None:
+    inputs, mask = tensors(), mask_of()
 
     class Keeps(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mask = block_mask
+            self.mask = na.BlockMask(mask)
 
         def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
             return attend(*inputs, mask=self.mask)
 
+    for attends, given in ((Attend(), (*inputs, mask)), (Keeps(), tuple(inputs))):
+        exported = torch.export.export(attends, given).module()
+        torch.testing.assert_close(exported(*given), attends(*given))
+
+
+@pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
+def test_compiled() -> None:
+    inputs, mask = tensors(), mask_of()
     plain, whole = attend(*inputs, mask=mask), Attend()(*inputs, mask)
-    exported = torch.export.export(Attend(), (*inputs, mask)).module()
-    torch.testing.assert_close(exported(*inputs, mask), whole)
-    torch.testing.assert_close(torch.export.export(Keeps(), tuple(inputs)).module()(*inputs), plain)
     compiled: Any = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for given in (mask, block_mask):
+    for given in (mask, na.BlockMask(mask)):
         torch.testing.assert_close(compiled(*inputs, mask=given), plain)
     torch.testing.assert_close(torch.compile(Attend(), backend="aot_eager")(*inputs, mask), whole)
     torch.compiler.reset()

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import make_model
 from full_disk import full_disk
+from small_models import make_model
 from small_tokenizers import like_bloom, like_mpt, trained
 
 gguf = pytest.importorskip("gguf", reason="pip install 'ntk-alibi[gguf]'")

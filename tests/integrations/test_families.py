@@ -14,19 +14,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntk_alibi as na
-from family_models import (
-    LOGITS,
-    attentions,
-    families,
-    make_model,
-)
 from model_runs import (
+    LENGTH,
+    LOGITS,
     drop_weights,
     enable_checkpointing,
+    run,
     state_of,
 )
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import LENGTH, VOCABULARY, run
+from small_models import VOCABULARY, attentions, families, make_model
 
 
 @families

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, families, make_model
 from model_oracle import Meaning, Oracle
-from model_runs import enable_checkpointing
+from model_runs import LENGTH, LOGITS, MASKS, batch, enable_checkpointing, real, run
 from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.torch import learned_bias
-from padded_batches import LENGTH, MASKS, batch, real, run
+from small_models import HEADS, families, make_model
 from table_families import FAMILIES
 
 RANDOM = np.random.default_rng(1)

@@ -15,9 +15,8 @@ import transformers
 from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, GenerationConfig
 
 import ntk_alibi as na
-from exported_models import Logits
 from model_oracle import Oracle
-from model_runs import enable_checkpointing
+from model_runs import Logits, enable_checkpointing
 from ntk_alibi.integrations.arguments import CACHE
 from patch_table import DROPOUT, GENERATE, GRADIENTS, MASKS, OPTIONS, ROWS, SCALINGS, TOKENS, Row
 from patch_table import TEXTS as TEXTS_WAYS

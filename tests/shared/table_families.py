@@ -10,13 +10,11 @@ from typing import Any
 import torch
 import transformers
 
-from family_models import make_model
 from model_oracle import Layout, attention_layers
 from remote_models.baichuan import small_baichuan
 from remote_models.jina_bert import small_jina_bert
 from remote_models.mosaic_bert import small_mosaic_bert
-from t5_models import make_relative
-from toy_models import toy_family, toy_model
+from small_models import make_model, make_relative, toy_family, toy_model
 
 HEADS = 4
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, make_model
 from model_oracle import Meaning, Oracle
-from padded_batches import run
+from model_runs import LOGITS, run
+from small_models import HEADS, make_model
 from table_families import MPT
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import ntk_alibi as na
+from commands import assert_one_sentence
 from ntk_alibi.engines import export as door
 from ntk_alibi.engines.export import Format, Request, Written
-from refusals import assert_one_sentence
 from small_models import make_model
 
 DONE = Written(("input_ids",), ("logits",), "not at all")

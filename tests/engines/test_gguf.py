@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from full_disk import full_disk
+from commands import full_disk
 from small_models import make_model
 from small_tokenizers import like_bloom, like_mpt, trained
 

@@ -18,6 +18,9 @@ ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 UNIT = ROUNDING["float32"]
 NUMPY = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
+#: Two parameters of a bias of three heads.
+R1, R2 = np.array([0.3, 1.5, 0.01]), np.array([1.9, 0.4, 1.0])
+
 
 def random(seed: int, *shape: int, dtype: str = "float32") -> NDArray[Any]:
     values: NDArray[Any] = np.random.default_rng(seed).standard_normal(shape)
@@ -125,6 +128,44 @@ def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
     elif bias.sides == "halves":
         left[:, heads - heads // 2 :] = right[:, : heads - heads // 2] = np.inf
     return [left, right]
+
+
+def pair_mask(kind: str, shape: tuple[int, int, int, int], seed: int = 0) -> NDArray[np.bool_]:
+    """Return a mask (batch, heads, queries, keys); the last query is at the last key."""
+    draws = np.draws.default_rng(seed)
+    batch, heads, queries, keys = shape
+    rows, columns = np.arange(keys - queries, keys)[:, None], np.arange(keys)[None]
+    mask = draws.random(shape) < (0.02 if kind == "few" else 0.5)
+    if kind == "causal":
+        mask[:] = columns <= rows
+    elif kind == "prefix":
+        mask[:] = (columns <= rows) | (columns < draws.integers(keys + 1))
+    elif kind == "documents":
+        ends = np.sort(draws.integers(0, keys + 1, 3))
+        mask[:] = np.searchsorted(ends, rows, "right") == np.searchsorted(ends, columns, "right")
+    elif kind == "tree":
+        mask[:] = tree(queries, keys, draws)
+    elif kind == "global":
+        mask[:] = (abs(rows - columns) < 5) | (columns % 50 == 3) | (rows % 50 == 3)
+    elif kind == "empty rows":
+        mask &= draws.random((batch, heads, queries, 1)) < 0.5
+    elif kind == "empty blocks":
+        mask &= draws.random((batch, heads, 1, keys // 64 + 1)).repeat(64, -1)[..., :keys] < 0.5
+    elif kind in ("none", "all"):
+        mask[:] = kind == "all"
+    return mask
+
+
+def tree(queries: int, keys: int, draws: np.random.Generator) -> NDArray[np.bool_]:
+    """Return the mask of drafts: a query sees the text before, its ancestors and itself."""
+    before = max(keys - queries, 0)
+    mask = np.zeros((queries, keys), np.bool_)
+    mask[:, :before] = True
+    for query in range(min(queries, keys)):
+        if query:
+            mask[query] = mask[draws.integers(query)]
+        mask[query, before + query] = True
+    return mask
 
 
 class Expected(NamedTuple):

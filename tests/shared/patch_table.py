@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 import ntk_alibi as na
-from model_oracle import Meaning
-from table_families import FAMILIES, of_kind
+from table_families import FAMILIES, Meaning, of_kind
 
 ROWS, TOKENS = 3, 18
 

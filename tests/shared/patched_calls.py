@@ -15,7 +15,6 @@ import transformers
 from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, GenerationConfig
 
 import ntk_alibi as na
-from model_oracle import Oracle
 from model_runs import Logits, enable_checkpointing
 from ntk_alibi.integrations.arguments import CACHE
 from patch_table import DROPOUT, GENERATE, GRADIENTS, MASKS, OPTIONS, ROWS, SCALINGS, TOKENS, Row
@@ -23,6 +22,7 @@ from patch_table import TEXTS as TEXTS_WAYS
 from table_families import (
     FAMILIES,
     HEADS,
+    Oracle,
     drop_nothing,
     drop_weights,
     head_of,

@@ -132,7 +132,7 @@ def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
 
 def pair_mask(kind: str, shape: tuple[int, int, int, int], seed: int = 0) -> NDArray[np.bool_]:
     """Return a mask (batch, heads, queries, keys); the last query is at the last key."""
-    draws = np.draws.default_rng(seed)
+    draws = np.random.default_rng(seed)
     batch, heads, queries, keys = shape
     rows, columns = np.arange(keys - queries, keys)[:, None], np.arange(keys)[None]
     mask = draws.random(shape) < (0.02 if kind == "few" else 0.5)

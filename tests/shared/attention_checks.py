@@ -177,6 +177,36 @@ class Expected(NamedTuple):
     logsumexp_error: NDArray[np.float64]
 
 
+def of_all_heads(
+    query: Any, key: Any, value: Any, bias: NDArray[Any]
+) -> tuple[NDArray[np.float64], ...]:
+    """Return all in float64 and for all query heads; keys and values that no query sees are 0."""
+    group = query.shape[1] // key.shape[1]
+    query, key, value, bias = (np.asarray(x, np.float64) for x in (query, key, value, bias))
+    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
+    bias = np.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
+    unseen = np.isneginf(bias).all(axis=2)[..., None]
+    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
+    return query, key, value, bias
+
+
+def score_errors(
+    query: Any, key: Any, bias: NDArray[np.float64], scale: float | None, *, turned: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return errors in u of each query's scores, as `expected` says, and the scores' sizes."""
+    seen, dim = ~np.isneginf(bias), query.shape[3]
+
+    def greatest(values: NDArray[Any]) -> NDArray[np.float64]:
+        return np.where(seen, values, 0.0).max(axis=-1, initial=0.0)
+
+    q_norm, k_norm = (np.sqrt((x**2).sum(-1)) for x in (query, key))
+    scale = 1 / math.sqrt(dim) if scale is None else abs(scale)
+    size = scale * q_norm * greatest(k_norm[:, :, None, :])
+    top = np.abs(bias.max(axis=-1, initial=-np.inf))
+    far = np.minimum(greatest(np.abs(bias)), np.where(np.isinf(top), 0.0, top) + 2 * size + 104)
+    return (dim + (18 if turned else 8)) * size + 4 * (size + far), size + far
+
+
 def expected(
     query: Any,
     key: Any,
@@ -204,13 +234,7 @@ def expected(
     may change by twice the largest value times the factor.
     """
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
-    group = query.shape[1] // key.shape[1]
-    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
-    bias = np.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
-    seen = ~np.isneginf(bias)
-    unseen = ~seen.any(axis=2)[..., None]
-    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
+    query, key, value, bias = of_all_heads(query, key, value, bias)
     both = np.concatenate([value, np.abs(value)], axis=-1)
     if scores is None:
         means, logsumexp = na.reference.attention(
@@ -222,17 +246,8 @@ def expected(
         )
     output, mean_size = np.split(means, 2, axis=-1)
 
-    def greatest(values: NDArray[Any]) -> NDArray[np.float64]:
-        return np.where(seen, values, 0.0).max(axis=-1, initial=0.0)
-
-    keys, dim = key.shape[2:]
-    q_norm, k_norm = (np.sqrt((x**2).sum(-1)) for x in (query, key))
-    scale = 1 / math.sqrt(dim) if scale is None else abs(scale)
-    size = scale * q_norm * greatest(k_norm[:, :, None, :])
-    top = np.abs(bias.max(axis=-1, initial=-np.inf, where=seen))
-    far = np.minimum(greatest(np.abs(bias)), np.where(np.isinf(top), 0.0, top) + 2 * size + 104)
-    score_error = UNIT * ((dim + (8 if scores is None else 18)) * size + 4 * (size + far))
-    relative = np.expm1(2 * (score_error + UNIT * (72 + keys / 16)))
+    score_error, _ = score_errors(query, key, bias, scale, turned=scores is not None)
+    relative = np.expm1(2 * UNIT * (score_error + 72 + key.shape[2] / 16))
     share = max(tolerance or 0.0, UNIT)
     spread = (value.max(axis=2, initial=-np.inf) - value.min(axis=2, initial=np.inf))[:, :, None]
     if dropout:
@@ -256,20 +271,7 @@ def check_against(what: Expected, result: Any) -> None:
     assert (error[~none] <= what.logsumexp_error[~none]).all()
 
 
-def check(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: NDArray[Any],
-    result: Any,
-    scale: float | None = None,
-    tolerance: float | None = 0.0,
-    scores: NDArray[np.float64] | None = None,
-    *,
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> None:
+def check(query: Any, key: Any, value: Any, bias: Any, result: Any, *more: Any, **kw: Any) -> None:
     """Check that (output, logsumexp) equal the reference within the bounds of `expected`."""
     assert result[0].dtype == query.dtype
-    what = expected(query, key, value, bias, scale, tolerance, scores, dropout=dropout, seed=seed)
-    check_against(what, result)
+    check_against(expected(query, key, value, bias, *more, **kw), result)

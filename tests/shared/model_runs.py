@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -74,13 +74,15 @@ def state_of(model: Any) -> list[Any]:
     ]
 
 
-def drop_weights(model: Any) -> None:
-    """Let the attention layers drop half of their weights in training."""
-    for layer in model.modules():
-        if hasattr(layer, "attn_dropout_p"):  # MPT; its configuration takes 0 and 1 only
-            layer.attn_dropout_p = 0.5
-        elif hasattr(layer, "attention_dropout"):
-            layer.attention_dropout.p = 0.5
+def drop_weights(layers: Iterable[Any]) -> None:
+    """Let attention layers of any family drop half of their weights in training."""
+    for layer in layers:
+        for name in ("attn_dropout_p", "p_dropout", "attention_dropout", "dropout", "probability"):
+            value = getattr(layer, name, None)
+            if isinstance(value, nn.Dropout):
+                value.p = 0.5
+            elif isinstance(value, int | float):
+                setattr(layer, name, 0.5)
 
 
 class Logits(nn.Module):

@@ -1,6 +1,6 @@
-"""Small random models: transformers' decoders, T5's relatives, and a stranger's in plain torch.
+"""Small random models, of transformers and of a stranger in plain torch, and small tokenizers.
 
-Only the functions that make transformers' models import transformers, and a test has none.
+Functions import transformers themselves, because the stranger's models run without it.
 """
 
 from __future__ import annotations
@@ -216,11 +216,65 @@ def toy_family(causal: bool = False, **fields: Any) -> Family:
     return Family(**{"name": "Toy", **required, "slopes": toy_slopes, "causal": causal, **fields})
 
 
-def toy_batch(rows: int = 2, tokens: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
+def toy_batch() -> tuple[torch.Tensor, torch.Tensor]:
     """Return random ids, and a mask with padding behind in one row and before in the next."""
-    values = np.random.default_rng(5).integers(VOCABULARY, size=(rows, tokens))
-    mask = torch.ones(rows, tokens, dtype=torch.long)
-    mask[0, -tokens // 3 :] = 0
-    if rows > 1:
-        mask[1, : tokens // 4] = 0
+    values = np.random.default_rng(5).integers(VOCABULARY, size=(2, 37))
+    mask = torch.ones(2, 37, dtype=torch.long)
+    mask[0, -13:] = mask[1, :9] = 0
     return torch.from_numpy(values), mask
+
+
+# ---- tokenizers that cut texts like published models' ------------------------------------------
+
+#: BLOOM's rule, from its tokenizer.json.
+BLOOM_RULE = " ?[^(\\s|[.,!?…。，、।۔،])]+"  # noqa: RUF001
+
+
+def like_bloom(**options: Any) -> Any:
+    """Return a tokenizer with the parts of BLOOM's."""
+    from tokenizers import Regex
+    from tokenizers import pre_tokenizers as cut
+
+    steps = [
+        cut.Split(Regex(BLOOM_RULE), "isolated"),
+        cut.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return trained_tokenizer(cut.Sequence(steps), special, **options)
+
+
+def like_mpt(**options: Any) -> Any:
+    """Return a tokenizer with the parts of GPT-NeoX's, which MPT has: NFC, and runs of spaces."""
+    from tokenizers import AddedToken, normalizers
+    from tokenizers import pre_tokenizers as cut
+
+    special = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    tokenizer = trained_tokenizer(cut.ByteLevel(add_prefix_space=False), special, **options)
+    runs = [AddedToken(" " * size, normalized=True) for size in range(24, 1, -1)]
+    tokenizer.add_tokens(runs)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def trained_tokenizer(
+    pre_tokenizer: Any, special: dict[str, str], model: Any = None, trainer: Any = None
+) -> Any:
+    """Return a fast tokenizer of 600 tokens, trained on the prose."""
+    from tokenizers import Tokenizer, decoders, models, processors, trainers
+    from tokenizers import pre_tokenizers as cut
+    from transformers import PreTrainedTokenizerFast
+
+    from ntk_alibi.evaluation.records.corpus import held_out_text
+
+    tokenizer = Tokenizer(models.BPE() if model is None else model)
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    names = list(dict.fromkeys(special.values()))
+    trainer = trainers.BpeTrainer if trainer is None else trainer
+    alphabet = cut.ByteLevel.alphabet()
+    kind = trainer(vocab_size=600, special_tokens=names, initial_alphabet=alphabet)
+    prose = held_out_text()[:10]
+    hyphens = [text.replace(" ", "-") for text in prose]  # of which BLOOM's rule makes single words
+    tokenizer.train_from_iterator([*prose, *hyphens], kind)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)

@@ -343,16 +343,10 @@ def drop_nothing(model: Any) -> Any:
     return model
 
 
-def drop_weights(model: Any, layout: Layout, share: float) -> None:
-    """Let attention layers drop this share of their weights in training."""
-    for _, holder in attention_layers(model, layout):
-        layer = holder.get_submodule(layout.inputs[0].rpartition(".")[0])
-        for name in ("attn_dropout_p", "p_dropout", "attention_dropout", "dropout", "probability"):
-            value = getattr(layer, name, None)
-            if isinstance(value, torch.nn.Dropout):
-                value.p = share
-            elif isinstance(value, int | float):
-                setattr(layer, name, share)
+def dropping_layers(model: Any, layout: Layout) -> list[Any]:
+    """Return the modules of attention layers that drop weights."""
+    within = layout.inputs[0].rpartition(".")[0]
+    return [holder.get_submodule(within) for _, holder in attention_layers(model, layout)]
 
 
 shared_model = functools.cache(model_of)

@@ -143,7 +143,7 @@ VOCABULARY, NEW_TOKENS = 96, 16
 SHARED, LENGTHS = 300, (500, 450, 400)
 
 
-def prompts(vocabulary: int = VOCABULARY) -> list[list[int]]:
+def prompts(vocabulary: int) -> list[list[int]]:
     """Return three prompts; two of them have their first tokens in common."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(4, vocabulary, (n,), generator=generator).tolist() for n in LENGTHS]

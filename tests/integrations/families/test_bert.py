@@ -28,8 +28,6 @@ HEADS, ROWS, TOKENS = 6, 3, 29
 MAKERS: dict[str, Callable[..., Any]] = {
     "jina": small_jina_bert,
     "jina, buffer": lambda **config: small_jina_bert(alibi_buffer=True, **config),
-    "jina, norms": lambda **config: small_jina_bert(qk_norm=True, **config),
-    "jina, sdpa": lambda **config: small_jina_bert(attn_implementation="torch", **config),
     "mosaic": small_mosaic_bert,
 }
 kinds = pytest.mark.parametrize("name", ["jina, buffer", "mosaic"])

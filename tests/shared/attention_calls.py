@@ -13,16 +13,7 @@ from numpy.typing import NDArray
 import ntk_alibi as na
 from attention_checks import NUMPY, dense, visible
 
-LAYOUTS = (
-    "plain",
-    "fused",
-    "transposed",
-    "reversed",
-    "repeated",
-    "spread",
-    "mirrored",
-    "odd",
-)
+LAYOUTS = ("plain", "fused", "transposed", "reversed", "repeated", "spread", "mirrored", "odd")
 PADDINGS = ("none", "left", "right", "holes", "all of a row")
 POSITIONS = ("columns", "real tokens", "gaps", "unsorted", "repeats", "far", "queries only")
 SIDES = ("causal", "symmetric", "halves", "two_slopes")

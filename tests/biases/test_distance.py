@@ -12,8 +12,7 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import ntk_alibi as na
-from attention_checks import ROUNDING, UNIT, inputs
-from bias_cases import R1, R2
+from attention_checks import R1, R2, ROUNDING, UNIT, inputs
 from ntk_alibi.masks import Mask, Problem
 
 #: Prefix sums are float64 and rounded once.

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from full_disk import full_disk
-from harness_tasks import search_tasks_in
+from commands import error_of, full_disk, search_tasks_in
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study, plan
-from refusals import error_of
 from repository import ROOT
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness

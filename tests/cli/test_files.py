@@ -11,12 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from full_disk import full_disk
+from commands import error_of, full_disk, other_run
 from ntk_alibi import _files
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import plan
-from other_runs import other_run
-from refusals import error_of
 from repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("in_tmp")

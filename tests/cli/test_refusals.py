@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from refusals import assert_one_sentence
+from commands import assert_one_sentence
 
 ROWS = [
     (["slopes", "0"], "num_heads must be between 1"),

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from commands import error_of
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.harness.model import StretchedLM
-from refusals import error_of
 
 COMMAND = [sys.executable, "-m", "ntk_alibi"]
 

@@ -13,11 +13,11 @@ from packaging.version import Version
 from torch import distributed
 
 import ntk_alibi as na
-from family_models import VOCABULARY, make_model
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.torch import shard
 from processes import run
+from small_models import VOCABULARY, make_model
 
 #: Texts of this many tokens, of which the second begins with padding.
 LENGTH, PADDING = 331, 50

@@ -7,9 +7,9 @@ import torch
 from torch import distributed
 
 import ntk_alibi as na
-from family_models import make_model
 from ntk_alibi.integrations.arguments import CACHE
 from processes import run
+from small_models import make_model
 
 
 def dies(rank: int, size: int) -> str:

@@ -17,10 +17,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
-from family_models import make_model
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.torch import shard
 from processes import run
+from small_models import make_model
 
 LENGTH, HEADS, RANKS = 192, 4, 2
 

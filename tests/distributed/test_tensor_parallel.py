@@ -86,8 +86,8 @@ def divided(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
         whole = load(folder)
         plan = DistributedConfig(tp_plan=na.tp_plan(whole.config), tp_size=size)
         parts = load(folder, distributed_config=plan)
-        drop_weights(whole)
-        drop_weights(parts)
+        drop_weights(whole.modules())
+        drop_weights(parts.modules())
         for number, options in enumerate(options_of(whole.config.num_attention_heads)):
             logits, gradients = [], []
             for model in (whole, parts):

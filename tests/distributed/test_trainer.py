@@ -14,9 +14,9 @@ from torch import distributed
 from torch.utils.data import DataLoader
 
 import ntk_alibi as na
-from family_models import VOCABULARY, make_model
 from ntk_alibi.torch import shard
 from processes import run
+from small_models import VOCABULARY, make_model
 
 pytest.importorskip("accelerate")
 

@@ -12,8 +12,8 @@ from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
 import ntk_alibi as na
-from family_models import make_model
 from processes import run
+from small_models import make_model
 
 LENGTH = 192
 

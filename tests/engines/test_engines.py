@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from exported_models import LONG, LONG_MASK
-from family_models import make_model
+from model_runs import LONG, LONG_MASK
+from small_models import make_model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'ntk-alibi[export]'")
 openvino = pytest.importorskip("openvino", reason="pip install 'ntk-alibi[export]'")

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import make_model
+from commands import assert_one_sentence
 from ntk_alibi.engines import export as door
 from ntk_alibi.engines.export import Format, Request, Written
-from refusals import assert_one_sentence
+from small_models import make_model
 
 DONE = Written(("input_ids",), ("logits",), "not at all")
 

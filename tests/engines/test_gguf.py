@@ -13,9 +13,8 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import make_model
-from full_disk import full_disk
-from small_tokenizers import like_bloom, like_mpt, trained
+from commands import full_disk
+from small_models import like_bloom, like_mpt, make_model, trained_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="pip install 'ntk-alibi[gguf]'")
 
@@ -254,7 +253,7 @@ def test_adapters_are_merged_first(tokenizer: Any, tmp_path: Path) -> None:
 
 
 def of_words() -> Any:
-    return trained(
+    return trained_tokenizer(
         tokenizers.pre_tokenizers.Whitespace(),
         {"unk_token": "[UNK]", "eos_token": "[SEP]"},
         tokenizers.models.WordPiece(unk_token="[UNK]"),

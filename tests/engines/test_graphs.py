@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import make_model
 from ntk_alibi.engines.graph import MASK, Graph, lines
+from small_models import make_model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import transformers
 import ntk_alibi as na
 from ntk_alibi.evaluation.records.corpus import held_out_text
 from ntk_alibi.models import load
-from small_tokenizers import like_bloom, like_mpt
+from small_models import like_bloom, like_mpt
 
 pytest.importorskip("gguf", reason="pip install 'ntk-alibi[gguf]'")
 pytest.importorskip("xllamacpp", reason="pip install 'ntk-alibi[test-all]'")

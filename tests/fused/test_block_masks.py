@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import ntk_alibi as na
 from attention_checks import (
@@ -17,16 +18,50 @@ from attention_checks import (
     each_number_of_threads,
     inputs,
     masked_bias,
+    pair_mask,
     visible,
 )
 from gradient_checks import check_gradients, check_linear, expected, run
-from pair_masks import KINDS, LAYOUTS, laid_out_mask, pair_mask, shared_over
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM = 2, 4, 2, 150, 200, 16
 SHAPE = (BATCH, HEADS, QUERIES, KEYS)
 BIAS = na.ALiBi(HEADS, sides="symmetric")
+
+#: The kinds of `pair_mask`.
+KINDS = (
+    "half", "few", "causal", "prefix", "documents", "tree", "global", "empty rows", "empty blocks",
+    "none", "all",
+)  # fmt: skip
+
+#: The layouts of `laid_out_mask`.
+LAYOUTS = ("plain", "transposed", "reversed", "spread", "odd", "fortran")
+
+
+def laid_out_mask(mask: NDArray[np.bool_], layout: str) -> NDArray[np.bool_]:
+    """Return an equal mask with other strides."""
+    if layout == "transposed":
+        return np.ascontiguousarray(mask.swapaxes(2, 3)).swapaxes(2, 3)
+    if layout == "reversed":
+        return np.ascontiguousarray(mask[::-1, ::-1, ::-1, ::-1])[::-1, ::-1, ::-1, ::-1]
+    if layout == "spread":
+        whole = np.zeros((*mask.shape[:2], *(2 * n for n in mask.shape[2:])), np.bool_)
+        whole[:, :, ::2, 1::2] = mask
+        return whole[:, :, ::2, 1::2]
+    if layout == "odd":
+        whole = np.zeros(mask.size + 1, np.bool_)[1:].reshape(mask.shape)
+        whole[:] = mask
+        return whole
+    if layout == "fortran":
+        return np.asfortranarray(mask)
+    return mask
+
+
+def shared_over(mask: NDArray[np.bool_], axes: tuple[int, ...], *, expand: bool) -> Any:
+    """Return the mask of the first entry along some axes, as an axis of 1 or expanded."""
+    index = tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(4))
+    return np.broadcast_to(mask[index], mask.shape) if expand else mask[index]
 
 
 def attend(arrays: list[Any], mask: Any, bias: Any = BIAS, **options: Any) -> Any:

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_checks import inputs
+from attention_checks import inputs, pair_mask
 from ntk_alibi._torch_state import Way
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.prepared import attend_prepared
 from ntk_alibi.masks import Mask, Problem
-from pair_masks import pair_mask
 
 SHAPE = (2, 4, 5, 70)
 BIAS = na.ALiBi(4, na.NTK(2.0))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import ntk_alibi as na
+from attention_calls import ROTARY
 from attention_checks import inputs, random
 from ntk_alibi.fused.gradients import attention_gradients
-from rotary_cases import ROTARY
 
 GRADIENT_CASES = [
     (name, options)

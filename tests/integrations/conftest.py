@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from family_models import MAKERS, make_model
-from padded_batches import batch
+from model_runs import batch
+from small_models import MAKERS, make_model
 
 
 @pytest.fixture(scope="module")

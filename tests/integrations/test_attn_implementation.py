@@ -13,9 +13,8 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.mpt.modeling_mpt import MptModel
 
 import ntk_alibi as na
-from family_models import LOGITS, families, make_model
-from model_runs import generate
-from padded_batches import LENGTH, MASKS, real, run
+from model_runs import LENGTH, LOGITS, MASKS, generate, real, run
+from small_models import families, make_model
 from table_families import shared_model
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import LOGITS, families
-from model_runs import generate
+from model_runs import LOGITS, generate, run
 from ntk_alibi.integrations.arguments import CACHE, CACHES
-from padded_batches import run
+from small_models import families
 
 #: transformers 5.24 warns of the older name, which it takes until 5.40.
 pytestmark = pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")

@@ -12,9 +12,9 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import make_model
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.torch import learned_bias
+from small_models import make_model
 
 #: Eleven tokens in two rows, and padding in the second row.
 IDS = torch.arange(22).view(2, 11) + 3

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import make_model
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.forward_pass import ForwardPass, problem_of
 from ntk_alibi.integrations.settings import settings_of
+from small_models import make_model
 
 SCALINGS: dict[str, Any] = {
     "none": None,

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from exported_models import LONG, LONG_MASK, Logits
-from family_models import LOGITS
+from model_runs import LOGITS, LONG, LONG_MASK, Logits
 from repository import ROOT
 
 pytestmark = pytest.mark.slow  # needs engines of exported models

@@ -14,19 +14,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntk_alibi as na
-from family_models import (
-    LOGITS,
-    attentions,
-    families,
-    make_model,
-)
 from model_runs import (
+    LENGTH,
+    LOGITS,
     drop_weights,
     enable_checkpointing,
+    run,
     state_of,
 )
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import LENGTH, VOCABULARY, run
+from small_models import VOCABULARY, attentions, families, make_model
 
 
 @families
@@ -49,7 +46,7 @@ def test_undoing_before_a_checkpointed_backward_is_an_error(
 @pytest.mark.parametrize("attention", ["fused", "eager", "traceable"])
 def test_dropout_in_training(ids: torch.Tensor, name: str, attention: Any) -> None:
     model = make_model(name).train()
-    drop_weights(model)
+    drop_weights(model.modules())
     with na.patch(model, na.NTK(2.0), attention=attention):
         a, b = (model(ids, use_cache=False).logits for _ in range(2))
         assert (a - b).abs().max() > 1e-3
@@ -96,7 +93,7 @@ def test_no_matrix_of_all_queries_and_keys_is_built(
 def test_dropout_builds_no_matrix_of_all_queries_and_keys(name: str) -> None:
     length = 2048
     model = make_model(name, 1).train()
-    drop_weights(model)
+    drop_weights(model.modules())
     with na.patch(model, na.NTK(2.0)), Largest() as largest:
         model(torch.zeros((1, length), dtype=torch.long), use_cache=False, logits_to_keep=1)
     assert largest.numbers < length * length

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import HEADS, MAKERS, make_model
-from padded_batches import run
+from model_runs import run
+from small_models import HEADS, MAKERS, make_model
 
 
 @pytest.mark.parametrize("name", MAKERS)

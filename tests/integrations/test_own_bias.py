@@ -11,13 +11,11 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, families, make_model
-from model_oracle import Meaning, Oracle
-from model_runs import enable_checkpointing
+from model_runs import LENGTH, LOGITS, MASKS, batch, enable_checkpointing, real, run
 from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.torch import learned_bias
-from padded_batches import LENGTH, MASKS, batch, real, run
-from table_families import FAMILIES
+from small_models import HEADS, families, make_model
+from table_families import FAMILIES, Meaning, Oracle
 
 RANDOM = np.random.default_rng(1)
 R1, R2 = RANDOM.random((2, HEADS)) + 0.05

@@ -20,15 +20,7 @@ from torch import nn
 import ntk_alibi as na
 from ntk_alibi.integrations import Family, ModelSlopes, known, register
 from ntk_alibi.integrations.forward_pass import ForwardPass
-from toy_models import (
-    HEADS,
-    ToyModel,
-    forward,
-    matches,
-    toy_batch,
-    toy_family,
-    toy_model,
-)
+from small_models import TOY_HEADS, ToyModel, is_toy, toy_batch, toy_family, toy_forward, toy_model
 
 #: Float32 sums of 50 terms through two layers, at outputs of about 1.
 CLOSE = {"atol": 5e-6, "rtol": 0.0}
@@ -44,12 +36,12 @@ def run(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torc
 
 def test_a_bias_of_the_users_own() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
-    bias = na.ALiBi(HEADS, sides="symmetric", exempt=1)
+    bias = na.ALiBi(TOY_HEADS, sides="symmetric", exempt=1)
     with na.patch(model, bias, family=toy_family()):
         ours = run(model, ids, mask)
     assert not torch.allclose(ours, run(model, ids, mask), **CLOSE)
     with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
-        na.patch(model, na.ALiBi(HEADS), family=toy_family())
+        na.patch(model, na.ALiBi(TOY_HEADS), family=toy_family())
     with pytest.raises(ValueError, match="bias of the model's 6 heads"):
         na.patch(model, na.ALiBi(4, sides="symmetric"), family=toy_family())
 
@@ -257,8 +249,8 @@ def test_fields_that_are_wrong_are_named() -> None:
     with pytest.raises(ValueError, match="layers of the family Toy must be at least one"):
         na.patch(model, family=toy_family(layers=lambda _: []))
     with pytest.raises(TypeError, match=r"missing .* required keyword-only argument"):
-        Family(name="Toy", matches=matches, forward=forward)  # type: ignore[call-arg]
-    with na.patch(model, family=toy_family(slopes=lambda _: ModelSlopes(HEADS))):
+        Family(name="Toy", matches=is_toy, forward=toy_forward)  # type: ignore[call-arg]
+    with na.patch(model, family=toy_family(slopes=lambda _: ModelSlopes(TOY_HEADS))):
         pass
 
 
@@ -296,7 +288,7 @@ def version(name):
     return stock(name)
 metadata.version = version
 import ntk_alibi as na
-from toy_models import toy_batch, toy_family, toy_model
+from small_models import toy_batch, toy_family, toy_model
 model, (ids, mask) = toy_model(), toy_batch()
 before = model(ids, mask)
 with na.patch(model, na.NTK(4.0), family=toy_family()):

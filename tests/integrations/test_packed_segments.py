@@ -14,10 +14,9 @@ from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, G
 
 import ntk_alibi as na
 import ntk_alibi.integrations  # registers the name
-from family_models import LOGITS, families, make_model
-from model_runs import enable_checkpointing
+from model_runs import LOGITS, MASKS, enable_checkpointing, run
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import MASKS, run
+from small_models import families, make_model
 
 TEXTS = [torch.arange(2, 2 + length).tolist() for length in (5, 17, 9)]
 SOURCES = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")

@@ -10,11 +10,11 @@ import torch
 from transformers import DynamicCache
 
 import ntk_alibi as na
+from model_runs import LOGITS
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.masks import Mask
-from t5_models import CLOSE
+from small_models import toy_family, toy_model
 from table_families import model_of
-from toy_models import toy_family, toy_model
 
 TOKENS, ROWS = 12, 2
 IDS = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 17 + 3
@@ -61,7 +61,7 @@ def test_a_patched_model_gives_what_stock_gives(name: str, kind: str) -> None:
     for attention in ("fused", "eager"):
         with na.patch(model, attention=attention):
             for given in (mask, added(mask), added(mask).double()):
-                torch.testing.assert_close(run(model, given), stock, **CLOSE)
+                torch.testing.assert_close(run(model, given), stock, **LOGITS)
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def test_a_decoder_takes_one_of_itself_and_one_of_its_encoder() -> None:
         "encoder_attention_mask": added(crossing),
     }
     with na.patch(ours):
-        torch.testing.assert_close(ours(IDS, **given)[0], stock(IDS, **given)[0], **CLOSE)
+        torch.testing.assert_close(ours(IDS, **given)[0], stock(IDS, **given)[0], **LOGITS)
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def test_bloom_measures_distances_by_columns(kind: str) -> None:
     inner.build_alibi_tensor = lambda _, heads, dtype: build(every, heads, dtype)
     expected = run(stock, added(mask))
     with na.patch(model):
-        torch.testing.assert_close(run(model, mask), expected, **CLOSE)
+        torch.testing.assert_close(run(model, mask), expected, **LOGITS)
         scaled = run(model, mask)
     with na.patch(model, na.NTK(4.0)):
         assert (run(model, mask) - scaled).abs().max() > 1e-3
@@ -111,7 +111,7 @@ def test_all_forms_and_limits_agree(name: str, limits: dict[str, int]) -> None:
                 found.append(run(model, KINDS[kind]))
                 found.append(run(model, KINDS[kind], position_ids=positions))
         for other in found[1:]:
-            torch.testing.assert_close(other, found[0], **CLOSE)
+            torch.testing.assert_close(other, found[0], **LOGITS)
     if not limits:
         return
     seen = Mask.checked(False, limits["window"], None, limits.get("sink", 0)).visible(
@@ -119,7 +119,7 @@ def test_all_forms_and_limits_agree(name: str, limits: dict[str, int]) -> None:
     )
     with na.patch(model, **limits):
         limited = run(model, KINDS["random"])
-        torch.testing.assert_close(run(model, KINDS["random"] & seen[:, None]), limited, **CLOSE)
+        torch.testing.assert_close(run(model, KINDS["random"] & seen[:, None]), limited, **LOGITS)
 
 
 @torch.no_grad()
@@ -133,7 +133,7 @@ def test_keys_alone_are_padding_in_layers_of_others(causal: bool) -> None:
         expected = model.attentions[0](hidden, padding)[padding != 0]
         for given in (padding[:, None, None] != 0, added(padding[:, None, None] != 0)):
             found = model.attentions[0](hidden, given)[padding != 0]
-            torch.testing.assert_close(found, expected, **CLOSE)
+            torch.testing.assert_close(found, expected, **LOGITS)
 
 
 @torch.no_grad()
@@ -184,7 +184,7 @@ def test_a_tree_of_drafts_over_a_cache(name: str) -> None:
         tree = model(drafts, attention_mask=seen, **given).logits
         for branch in ([0, 2, 5], [0, 3], [1, 4]):
             alone = model(torch.cat([prompt, drafts[:, branch]], dim=1)).logits
-            torch.testing.assert_close(tree[:, branch], alone[:, TOKENS:], **CLOSE)
+            torch.testing.assert_close(tree[:, branch], alone[:, TOKENS:], **LOGITS)
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import (
 
 import ntk_alibi as na
 import processes
-from family_models import families, make_model
-from padded_batches import run
+from model_runs import run
+from small_models import families, make_model
 
 CUT = "attention must be called outside of torch's context_parallel"
 

@@ -15,10 +15,9 @@ from transformers import BloomForCausalLM
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
-from family_models import LOGITS, attentions, make_model
-from model_runs import state_of
+from model_runs import BATCH, LENGTH, LOGITS, run, state_of
 from ntk_alibi.integrations import transformers_versions
-from padded_batches import BATCH, LENGTH, VOCABULARY, run
+from small_models import VOCABULARY, attentions, make_model
 
 
 def test_patches_nest_and_undo_in_any_order(models: dict, ids: torch.Tensor) -> None:

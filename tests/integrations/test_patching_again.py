@@ -12,8 +12,8 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import make_model
-from padded_batches import run
+from model_runs import run
+from small_models import make_model
 
 AGAIN = pytest.mark.filterwarnings("ignore:model is patched by the same call already:UserWarning")
 

@@ -12,10 +12,9 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from environments import make_environment, run_tests
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.models import load
-from repository import ROOT
+from repository import ROOT, make_environment, run_tests
 
 METHOD = "flat:4"
 

@@ -14,8 +14,8 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import LOGITS, families, make_model
-from padded_batches import run
+from model_runs import LOGITS, run
+from small_models import families, make_model
 
 NAME = "ntk_alibi"
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import ntk_alibi as na
 import ntk_alibi.integrations  # registers the name
-from family_models import LOGITS
+from model_runs import BATCH, LENGTH, LOGITS, MASKS, batch, real
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, batch, real
+from small_models import VOCABULARY
 
 SIZES = {"vocab_size": VOCABULARY, "num_layers": 2, "num_heads": 4, "d_model": 32, "d_kv": 8}
 SMALL = {"d_ff": 32, "relative_attention_max_distance": 20}

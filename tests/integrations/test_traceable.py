@@ -14,11 +14,19 @@ import transformers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
-from exported_models import LONG, LONG_MASK, Logits
-from family_models import LOGITS, compiled_families, families, make_model
-from model_runs import assert_gradients_close, state_of
+from model_runs import (
+    LENGTH,
+    LOGITS,
+    LONG,
+    LONG_MASK,
+    MASKS,
+    Logits,
+    assert_gradients_close,
+    run,
+    state_of,
+)
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import LENGTH, MASKS, run
+from small_models import families, make_model
 
 _AXES = {
     0: torch.export.Dim("batch", min=1, max=64),
@@ -50,6 +58,11 @@ OPTIONS = [
     {"scaling": na.NTK(4.0), "log_n": na.LogN(8, tuple(np.linspace(0, 2, 8)), biased=True)},
 ]
 options = pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+
+#: The smallest family in the quick tests, and the others in the slow ones.
+compiled_families = pytest.mark.parametrize(
+    "name", ["falcon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bloom", "mpt"))]
+)
 
 
 def test_texts_longer_than_an_mpt_was_made_for(models: dict) -> None:

@@ -9,8 +9,8 @@ import torch
 
 import ntk_alibi as na
 import ntk_alibi.integrations  # registers the name
-from family_models import make_model
-from padded_batches import run
+from model_runs import run
+from small_models import make_model
 
 CONFIGS: dict[str, dict[str, int]] = {
     "bloom": {"seq_length": 24},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from environments import make_environment, run_tests
+from repository import make_environment, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

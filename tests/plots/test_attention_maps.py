@@ -10,10 +10,10 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import MAKERS, make_model
 from ntk_alibi import plots
 from ntk_alibi.models import attention_weights
 from pictures import Letters, random_model, weights_of
+from small_models import MAKERS, make_model
 
 
 @pytest.mark.parametrize("scaling", [None, na.NTK(8.0)])

@@ -19,11 +19,11 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
 import ntk_alibi as na
+from attention_checks import pair_mask
 from ntk_alibi import plots
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.labels import labelled
 from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
-from pair_masks import pair_mask
 from pictures import METHODS, PICTURES, luminance, summary
 
 

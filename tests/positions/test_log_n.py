@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ntk_alibi as na
-from attention_calls import Call, calls
+from attention_calls import Call, calls, masked
 from attention_checks import UNIT, inputs
 from ntk_alibi.fused.gradients import attention_gradients
 from ntk_alibi.masks import Problem
-from rotary_cases import masked
 
 
 @given(call=calls(), train_length=st.integers(2, 90))

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ntk_alibi as na
-from attention_calls import Call, calls
+from attention_calls import ROTARY, Call, calls, masked, places, reference_scores
 from attention_checks import NUMPY, UNIT, check, expected, inputs, random, visible
 from ntk_alibi.fused.parts import LEAST_LOG_FACTOR
-from rotary_cases import ROTARY, masked, places, reference_scores
 
 
 @st.composite

@@ -18,6 +18,9 @@ ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 UNIT = ROUNDING["float32"]
 NUMPY = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
+#: Two parameters of a bias of three heads.
+R1, R2 = np.array([0.3, 1.5, 0.01]), np.array([1.9, 0.4, 1.0])
+
 
 def random(seed: int, *shape: int, dtype: str = "float32") -> NDArray[Any]:
     values: NDArray[Any] = np.random.default_rng(seed).standard_normal(shape)
@@ -127,6 +130,44 @@ def _slopes(bias: na.ALiBi, lengths: Any) -> list[NDArray[np.float64]]:
     return [left, right]
 
 
+def pair_mask(kind: str, shape: tuple[int, int, int, int], seed: int = 0) -> NDArray[np.bool_]:
+    """Return a mask (batch, heads, queries, keys); the last query is at the last key."""
+    draws = np.random.default_rng(seed)
+    batch, heads, queries, keys = shape
+    rows, columns = np.arange(keys - queries, keys)[:, None], np.arange(keys)[None]
+    mask = draws.random(shape) < (0.02 if kind == "few" else 0.5)
+    if kind == "causal":
+        mask[:] = columns <= rows
+    elif kind == "prefix":
+        mask[:] = (columns <= rows) | (columns < draws.integers(keys + 1))
+    elif kind == "documents":
+        ends = np.sort(draws.integers(0, keys + 1, 3))
+        mask[:] = np.searchsorted(ends, rows, "right") == np.searchsorted(ends, columns, "right")
+    elif kind == "tree":
+        mask[:] = tree(queries, keys, draws)
+    elif kind == "global":
+        mask[:] = (abs(rows - columns) < 5) | (columns % 50 == 3) | (rows % 50 == 3)
+    elif kind == "empty rows":
+        mask &= draws.random((batch, heads, queries, 1)) < 0.5
+    elif kind == "empty blocks":
+        mask &= draws.random((batch, heads, 1, keys // 64 + 1)).repeat(64, -1)[..., :keys] < 0.5
+    elif kind in ("none", "all"):
+        mask[:] = kind == "all"
+    return mask
+
+
+def tree(queries: int, keys: int, draws: np.random.Generator) -> NDArray[np.bool_]:
+    """Return the mask of drafts: a query sees the text before, its ancestors and itself."""
+    before = max(keys - queries, 0)
+    mask = np.zeros((queries, keys), np.bool_)
+    mask[:, :before] = True
+    for query in range(min(queries, keys)):
+        if query:
+            mask[query] = mask[draws.integers(query)]
+        mask[query, before + query] = True
+    return mask
+
+
 class Expected(NamedTuple):
     """Results of the reference, and bounds on the difference of the kernels from them."""
 
@@ -134,6 +175,36 @@ class Expected(NamedTuple):
     logsumexp: NDArray[np.float64]
     output_error: NDArray[np.float64]
     logsumexp_error: NDArray[np.float64]
+
+
+def of_all_heads(
+    query: Any, key: Any, value: Any, bias: NDArray[Any]
+) -> tuple[NDArray[np.float64], ...]:
+    """Return all in float64 and for all query heads; keys and values that no query sees are 0."""
+    group = query.shape[1] // key.shape[1]
+    query, key, value, bias = (np.asarray(x, np.float64) for x in (query, key, value, bias))
+    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
+    bias = np.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
+    unseen = np.isneginf(bias).all(axis=2)[..., None]
+    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
+    return query, key, value, bias
+
+
+def score_errors(
+    query: Any, key: Any, bias: NDArray[np.float64], scale: float | None, *, turned: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return errors in u of each query's scores, as `expected` says, and the scores' sizes."""
+    seen, dim = ~np.isneginf(bias), query.shape[3]
+
+    def greatest(values: NDArray[Any]) -> NDArray[np.float64]:
+        return np.where(seen, values, 0.0).max(axis=-1, initial=0.0)
+
+    q_norm, k_norm = (np.sqrt((x**2).sum(-1)) for x in (query, key))
+    scale = 1 / math.sqrt(dim) if scale is None else abs(scale)
+    size = scale * q_norm * greatest(k_norm[:, :, None, :])
+    top = np.abs(bias.max(axis=-1, initial=-np.inf))
+    far = np.minimum(greatest(np.abs(bias)), np.where(np.isinf(top), 0.0, top) + 2 * size + 104)
+    return (dim + (18 if turned else 8)) * size + 4 * (size + far), size + far
 
 
 def expected(
@@ -163,13 +234,7 @@ def expected(
     may change by twice the largest value times the factor.
     """
     name = "bfloat16" if query.dtype == ml_dtypes.bfloat16 else query.dtype.name
-    group = query.shape[1] // key.shape[1]
-    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
-    bias = np.broadcast_to(bias, (*query.shape[:3], key.shape[2]))
-    seen = ~np.isneginf(bias)
-    unseen = ~seen.any(axis=2)[..., None]
-    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
+    query, key, value, bias = of_all_heads(query, key, value, bias)
     both = np.concatenate([value, np.abs(value)], axis=-1)
     if scores is None:
         means, logsumexp = na.reference.attention(
@@ -181,17 +246,8 @@ def expected(
         )
     output, mean_size = np.split(means, 2, axis=-1)
 
-    def greatest(values: NDArray[Any]) -> NDArray[np.float64]:
-        return np.where(seen, values, 0.0).max(axis=-1, initial=0.0)
-
-    keys, dim = key.shape[2:]
-    q_norm, k_norm = (np.sqrt((x**2).sum(-1)) for x in (query, key))
-    scale = 1 / math.sqrt(dim) if scale is None else abs(scale)
-    size = scale * q_norm * greatest(k_norm[:, :, None, :])
-    top = np.abs(bias.max(axis=-1, initial=-np.inf, where=seen))
-    far = np.minimum(greatest(np.abs(bias)), np.where(np.isinf(top), 0.0, top) + 2 * size + 104)
-    score_error = UNIT * ((dim + (8 if scores is None else 18)) * size + 4 * (size + far))
-    relative = np.expm1(2 * (score_error + UNIT * (72 + keys / 16)))
+    score_error, _ = score_errors(query, key, bias, scale, turned=scores is not None)
+    relative = np.expm1(2 * UNIT * (score_error + 72 + key.shape[2] / 16))
     share = max(tolerance or 0.0, UNIT)
     spread = (value.max(axis=2, initial=-np.inf) - value.min(axis=2, initial=np.inf))[:, :, None]
     if dropout:
@@ -215,20 +271,7 @@ def check_against(what: Expected, result: Any) -> None:
     assert (error[~none] <= what.logsumexp_error[~none]).all()
 
 
-def check(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: NDArray[Any],
-    result: Any,
-    scale: float | None = None,
-    tolerance: float | None = 0.0,
-    scores: NDArray[np.float64] | None = None,
-    *,
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> None:
+def check(query: Any, key: Any, value: Any, bias: Any, result: Any, *more: Any, **kw: Any) -> None:
     """Check that (output, logsumexp) equal the reference within the bounds of `expected`."""
     assert result[0].dtype == query.dtype
-    what = expected(query, key, value, bias, scale, tolerance, scores, dropout=dropout, seed=seed)
-    check_against(what, result)
+    check_against(expected(query, key, value, bias, *more, **kw), result)

@@ -210,23 +210,11 @@ WAYS = {
         {"dropout": 0.5, "seed": 2**63 + 12, "key_padding_mask": PADDING, "window": 20, "sink": 3}
     ),
     "dropout, packed, XPOS, log n": Way(
-        {
-            "dropout": 0.1,
-            "seed": 13,
-            "segment_ids": TEXTS,
-            "rotary": XPOS,
-            "log_n": 8,
-        }
+        {"dropout": 0.1, "seed": 13, "segment_ids": TEXTS, "rotary": XPOS, "log_n": 8}
     ),
     "packed, XPOS": Way({"segment_ids": TEXTS, "rotary": XPOS}),
     "RoPE, log n, a window, sinks and padding": Way(
-        {
-            "rotary": na.RoPE(DIM),
-            "log_n": 8,
-            "window": 20,
-            "sink": 3,
-            "key_padding_mask": PADDING,
-        }
+        {"rotary": na.RoPE(DIM), "log_n": 8, "window": 20, "sink": 3, "key_padding_mask": PADDING}
     ),
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_checks import ROUNDING, UNIT, random
+from attention_checks import ROUNDING, UNIT, of_all_heads, random, score_errors
 from ntk_alibi.fused.gradients import AttentionGradients, attention_gradients
 
 Floats = NDArray[np.float64]
@@ -134,12 +134,7 @@ def _turned(x: Floats) -> Floats:
 def _problem(
     arrays: list[Any], bias: NDArray[Any], do: Any, dl: Any, scale: float | None
 ) -> Problem:
-    query, key, value = (np.asarray(x, np.float64) for x in arrays)
-    group = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(x, group, axis=1) for x in (key, value))
-    bias = np.broadcast_to(np.asarray(bias, np.float64), (*query.shape[:3], key.shape[2]))
-    unseen = np.isneginf(bias).all(axis=2)[..., None]
-    key, value = (np.where(unseen, 0.0, x) for x in (key, value))  # padding may hold NaN
+    query, key, value, bias = of_all_heads(*arrays, bias)
     dl = np.zeros(query.shape[:3]) if dl is None else np.asarray(dl, np.float64)
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     return Problem(query, key, value, bias, np.asarray(do, np.float64), dl, scale)
@@ -181,21 +176,13 @@ def _pairs(p: Problem, share: float, name: str, factors: Floats) -> Pairs:
 def _weight_error(p: Problem, log: Floats) -> Floats:
     """Return the relative error of weights, (batch, heads, queries, 1), without skipping.
 
-    Scores err by (D + 8) u A + 4 u (A + |bias|), A = |scale| |q| |k|, where keys whose bias is
-    below the greatest by 2 A + 104 weigh nothing; twice in the forward pass's logsumexp, and once
-    here. Scores of rotated q and k err by 10 u A more. The logsumexp is rounded, and so is its
-    difference to the score.
+    Scores err by what `score_errors` says: twice in the forward pass's logsumexp, and once here.
+    The logsumexp is rounded, and so is its difference to the score.
     """
-    keys, dim = p.key.shape[2:]
-    seen = ~np.isneginf(p.bias)
-    q_norm, k_norm = (np.sqrt((x**2).sum(-1)) for x in (p.query, p.key))
-    size = abs(p.scale) * q_norm[..., None] * _greatest(np.where(seen, k_norm[:, :, None, :], 0.0))
-    top = np.abs(p.bias.max(axis=-1, initial=-np.inf, keepdims=True))
-    far = np.where(np.isinf(top), 0.0, top) + 2 * size + 104
-    far = np.minimum(_greatest(np.where(seen, np.abs(p.bias), 0.0)), far)
-    score = (dim + (8 if p.scores is None else 18)) * size + 4 * (size + far)
+    turned = p.scores is not None
+    score, size = (x[..., None] for x in score_errors(*p[:2], p.bias, p.scale, turned=turned))
     error: Floats = np.expm1(
-        UNIT * (3 * score + 4 * (size + far + np.abs(log)) + 2 * (72 + keys / 16) + 16)
+        UNIT * (3 * score + 4 * (size + np.abs(log)) + 2 * (72 + p.key.shape[2] / 16) + 16)
     )
     return error
 

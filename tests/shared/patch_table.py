@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 import ntk_alibi as na
-from model_oracle import Meaning
-from table_families import FAMILIES, of_kind
+from table_families import FAMILIES, Meaning, of_kind
 
 ROWS, TOKENS = 3, 18
 
@@ -155,17 +154,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 #: Of each kind one family, whose relatives share its code.
 QUICK = (
-    "bloom",
-    "mpt",
-    "falcon",
-    "baichuan",
-    "jina",
-    "mosaic",
-    "toy",
-    "t5",
-    "t5, encoder",
-    "mpnet",
-)
+    "bloom", "mpt", "falcon", "baichuan", "jina", "mosaic", "toy", "t5", "t5, encoder", "mpnet",
+)  # fmt: skip
 
 
 def but(column: str, *entries: str) -> list[str]:
@@ -226,10 +216,7 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
         {"way": GENERATE, "family": but("family", *DECODERS, "t5", "mt5", "umt5", "switch")},
         "no text to generate, or on some versions",
     ),
-    (
-        {"way": ["generate, window", *GENERATE[-2:]], "family": BOTH},
-        "for models of one stack",
-    ),
+    ({"way": ["generate, window", *GENERATE[-2:]], "family": BOTH}, "for models of one stack"),
     ({"way": WINDOW_CACHES, "option": but("option", *LIMITS[:2])}, "the cache holds a window"),
     ({"way": WINDOW_CACHES, "padding": ["right", "holes"]}, "refused"),
     ({"way": WINDOW_CACHES, "form": ["traceable"]}, "refused"),

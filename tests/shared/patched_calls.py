@@ -15,24 +15,24 @@ import transformers
 from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, GenerationConfig
 
 import ntk_alibi as na
-from exported_models import Logits
-from model_oracle import Oracle
-from model_runs import enable_checkpointing
+from model_runs import Logits, drop_weights, enable_checkpointing
 from ntk_alibi.integrations.arguments import CACHE
 from patch_table import DROPOUT, GENERATE, GRADIENTS, MASKS, OPTIONS, ROWS, SCALINGS, TOKENS, Row
 from patch_table import TEXTS as TEXTS_WAYS
+from small_models import VOCABULARY
 from table_families import (
     FAMILIES,
     HEADS,
+    Oracle,
     drop_nothing,
-    drop_weights,
+    dropping_layers,
     head_of,
     heads_of,
     of_kind,
     shared_model,
 )
 
-DECODED, VOCABULARY = 11, 64
+DECODED = 11
 
 #: Float32 sums of a few hundred terms through two layers, at values of about 1 (T5: about 5).
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
@@ -372,7 +372,7 @@ def of_patch(row: Row, model: Any) -> list[torch.Tensor]:
         model = copy.deepcopy(model)  # these leave hooks, or another rate of dropout
     with patched(row, model) as ours:
         if row["way"] in DROPOUT:
-            drop_weights(ours, FAMILIES[row["family"]].layout, 0.5)
+            drop_weights(dropping_layers(ours, FAMILIES[row["family"]].layout))
         torch.manual_seed(0)
         return WAYS_TO_CALL[row["way"]][0](row, ours)
 

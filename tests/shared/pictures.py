@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 import ntk_alibi as na
+from attention_checks import pair_mask
 from ntk_alibi import plots
 from ntk_alibi.fused.forward import Stats
-from pair_masks import pair_mask
 
 METHODS = ["original", "ntk:2", "ntk:4"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,16 +20,15 @@ from studies.nano_bloom import program as nano_bloom
 from studies.schemes import program as schemes
 from studies.stretchings import program as stretchings
 
-from other_runs import other_run
+from commands import other_run
 from repository import ROOT
-from study_items import die, square
 
 pytestmark = pytest.mark.slow  # of a program beside the package
 
 
 def test_each_item_is_worked_on() -> None:
-    assert sorted(run_in_processes(square, range(4), 2)) == [0, 1, 4, 9]
-    assert list(run_in_processes(square, [], 2)) == []
+    assert sorted(run_in_processes(math.factorial, range(2, 6), 2)) == [2, 6, 24, 120]
+    assert list(run_in_processes(math.factorial, [], 2)) == []
 
 
 def test_a_study_refuses_a_folder_in_which_another_one_works(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_a_study_refuses_a_folder_in_which_another_one_works(tmp_path: Path) -> 
 
 def test_a_killed_process_is_an_error() -> None:
     with pytest.raises(ChildProcessError, match="run the same command again"):
-        list(run_in_processes(die, ["one", "other"], 1))
+        list(run_in_processes(signal.raise_signal, [signal.SIGKILL] * 2, 1))
 
 
 def _alive(process: int) -> bool:
@@ -47,19 +48,35 @@ def _alive(process: int) -> bool:
     return status.exists() and "\nState:\tZ" not in status.read_text()
 
 
+#: A program that works on items, in processes that import it, too.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from studies.command import run_in_processes
+
+def sleep(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)
+
+def sleep_or_fail(folder):
+    if folder is None:
+        time.sleep(1)  # until the other process works
+        raise ValueError("folder must be a path, got None")
+    sleep(folder)
+
+folder = Path(sys.argv[1])
+"""
+
+
 def _start(tmp_path: Path, function: str, items: str, processes: int) -> subprocess.Popen[bytes]:
     """Start a program that works on items."""
-    code = (
-        f"from pathlib import Path; from study_items import {function}\n"
-        "from studies.command import run_in_processes\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        f"if __name__ == '__main__': list(run_in_processes({function}, {items}, {processes}))"
-    )
+    work = f"list(run_in_processes({function}, {items}, {processes}))"
     script = tmp_path.parent / f"{tmp_path.name}.py"
-    script.write_text(code)
-    folders = (ROOT, ROOT / "tests/shared")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    return subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE)
+    script.write_text(f"{PROGRAM}if __name__ == '__main__': {work}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)], env=environment, stderr=subprocess.PIPE
+    )
 
 
 def test_an_error_is_raised_and_ends_the_program_while_others_work(tmp_path: Path) -> None:

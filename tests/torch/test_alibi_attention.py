@@ -16,10 +16,27 @@ from torch import func, nn
 
 import ntk_alibi as na
 from attention_checks import UNIT
-from module_cases import DENSE, HEADS, KEYS, MASK, QUERIES, SIZE, inputs, module
 from ntk_alibi.torch.alibi_attention import RANDOM_RANGE
 
+HEADS, SIZE, QUERIES, KEYS = 6, 48, 20, 33
+MASK = torch.arange(KEYS) >= torch.tensor([[0], [9]])  # left padding
+DENSE = torch.randn(HEADS, QUERIES, KEYS, generator=torch.Generator().manual_seed(5))
 OWN = torch.linspace(0.0, 0.8, HEADS)
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, length, SIZE) for length in (QUERIES, KEYS, KEYS)]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+    ]
+
+
+def module(*args: Any, seed: int = 1, **options: Any) -> na.AlibiAttention:
+    """Return a module with reproducible values."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return na.AlibiAttention(HEADS, SIZE, *args, **options)
 
 
 def symmetric(slopes: Any) -> Callable[[na.AlibiAttention], torch.Tensor]:

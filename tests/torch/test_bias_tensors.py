@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_checks import inputs
-from bias_cases import R1, R2
+from attention_checks import R1, R2, inputs
 from conformance import WAYS, arrays, tensors
 from conformance_cases import CASES
 from ntk_alibi.biases.base import to_kernel_bias

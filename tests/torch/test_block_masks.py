@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ntk_alibi as na
+from attention_checks import pair_mask
 from ntk_alibi.masks import block_mask as module
-from pair_masks import pair_mask
 
 BIAS = na.ALiBi(4, sides="symmetric")
 SHAPE = (2, 4, 40, 70)

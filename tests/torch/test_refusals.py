@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from module_cases import DENSE, HEADS, MASK, SIZE, inputs, module
 
+HEADS, SIZE, QUERIES, KEYS = 6, 48, 20, 33
+DENSE = torch.zeros(HEADS, QUERIES, KEYS)
+MASK = torch.ones(2, KEYS, dtype=torch.bool)
 OWN = torch.linspace(0.0, 0.8, HEADS).tolist()
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -67,8 +69,9 @@ BAD_INPUTS: list[tuple[Callable[..., Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("change", "error", "message"), BAD_INPUTS)
 def test_bad_inputs_get_a_sentence(change: Any, error: type[Exception], message: str) -> None:
+    inputs = [torch.zeros(2, length, SIZE) for length in (QUERIES, KEYS, KEYS)]
     with pytest.raises(error, match=message):
-        module()(*change(*inputs()))
+        na.AlibiAttention(HEADS, SIZE)(*change(*inputs))
 
 
 def test_a_torch_without_a_private_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

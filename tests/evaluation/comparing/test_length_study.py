@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from harness_tasks import search_tasks_in
+from commands import search_tasks_in
 from ntk_alibi import _files
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from full_disk import full_disk
+from commands import full_disk
 from ntk_alibi.evaluation.harness import run as harness
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness_tasks import search_tasks_in
+from commands import search_tasks_in
 from ntk_alibi.cli import main
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from lm_eval._cli import HarnessCLI
 
-from harness_tasks import search_tasks_in
+from commands import search_tasks_in
 from ntk_alibi import _installed
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing.task_comparison import (

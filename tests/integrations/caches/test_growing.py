@@ -11,11 +11,9 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache
 
 import ntk_alibi as na
-from cache_states import change_rows, states
-from family_models import MAKERS, make_model
-from model_runs import generate
+from model_runs import batch, change_rows, generate, keys_and_values
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import batch
+from small_models import MAKERS, make_model
 
 
 def model() -> Any:
@@ -62,11 +60,11 @@ def test_a_token_is_written_in_place_until_the_buffer_is_full() -> None:
     cache = na.GrowingCache(capacity=16)
     places = set()
     for token in range(40):
-        keys, values = cache.update(*states(1, token), 0)
+        keys, values = cache.update(*keys_and_values(1, token), 0)
         places.add(keys.data_ptr())
         assert keys.shape[2] == values.shape[2] == token + 1
     assert len(places) == 3  # 16, 34 and 70 tokens
-    expected = torch.cat([states(1, token)[0] for token in range(40)], dim=2)
+    expected = torch.cat([keys_and_values(1, token)[0] for token in range(40)], dim=2)
     assert torch.equal(keys, expected)
 
 
@@ -80,18 +78,18 @@ def test_rows_can_be_selected_repeated_and_reordered() -> None:
 
 def test_a_copy_shares_nothing() -> None:
     cache = na.GrowingCache(64)
-    cache.update(*states(10), 0)
+    cache.update(*keys_and_values(10), 0)
     other = copy.deepcopy(cache)
-    other.update(*states(1, 1), 0)
-    cache.update(*states(1, 2), 0)
-    assert torch.equal(other.layers[0].keys[:, :, 10:], states(1, 1)[0])
+    other.update(*keys_and_values(1, 1), 0)
+    cache.update(*keys_and_values(1, 2), 0)
+    assert torch.equal(other.layers[0].keys[:, :, 10:], keys_and_values(1, 1)[0])
 
 
 def test_norms_follow_the_keys() -> None:
     cache = na.GrowingCache(64)
     query = torch.randn(2, 3, 1, 8)
     for tokens in (100, 1, 1, 70):
-        keys, values = cache.update(*states(tokens, tokens), 0)
+        keys, values = cache.update(*keys_and_values(tokens, tokens), 0)
         layer = cache.layers[0]
         kept = na.attention(query, keys, values, na.ALiBi(3), key_norms=layer.norms())
         assert torch.equal(kept, na.attention(query, keys, values, na.ALiBi(3)))
@@ -103,9 +101,9 @@ def test_norms_follow_the_keys() -> None:
 
 def test_keys_that_require_grad_keep_their_graph() -> None:
     cache = na.GrowingCache(64)
-    keys, values = (x.requires_grad_() for x in states(4))
+    keys, values = (x.requires_grad_() for x in keys_and_values(4))
     cache.update(keys, values, 0)
-    total, _ = cache.update(*states(2, 1), 0)
+    total, _ = cache.update(*keys_and_values(2, 1), 0)
     assert total.shape[2] == 6
     (gradient,) = torch.autograd.grad(total.sum(), keys)
     np.testing.assert_array_equal(gradient, np.ones((2, 3, 4, 8)))

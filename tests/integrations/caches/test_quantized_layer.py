@@ -16,17 +16,15 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache
 
-import cache_states
 import ntk_alibi as na
-from cache_states import change_rows
-from family_models import LOGITS, MAKERS, make_model
+from model_runs import LOGITS, MASKS, batch, change_rows, keys_and_values, real
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import MASKS, batch, real
+from small_models import MAKERS, make_model
 
 HEAD_DIM = 64
 
 
-states = partial(cache_states.states, head_dim=HEAD_DIM)
+states = partial(keys_and_values, head_dim=HEAD_DIM)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:

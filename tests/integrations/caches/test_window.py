@@ -12,13 +12,11 @@ import torch
 from transformers import DynamicCache
 
 import ntk_alibi as na
-from cache_states import states
-from family_models import LOGITS, MAKERS, families, make_model
-from model_runs import generate
+from model_runs import LENGTH, LOGITS, MASKS, generate, keys_and_values, run
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.forward_pass import ranges_of
 from ntk_alibi.masks import Mask, Problem
-from padded_batches import LENGTH, MASKS, VOCABULARY, run
+from small_models import MAKERS, VOCABULARY, families, make_model
 
 WINDOW, SINK = 9, 3
 FORMS = list(itertools.product(("bloom", "mpt", "falcon"), ("fused", "eager")))
@@ -172,7 +170,7 @@ def test_generation_without_end(name: str, length: int) -> None:
 def test_what_is_held_are_the_first_and_the_last(sink: int, recorded: bool) -> None:
     cache, keys, values = na.WindowCache(7, sink), [], []
     for seed, tokens in enumerate([3, 1, 1, 4, 1, 1, 1, 12, 1, 30, 1, 1, *[1] * 40]):
-        new = [x.requires_grad_(recorded) for x in states(tokens, seed)]
+        new = [x.requires_grad_(recorded) for x in keys_and_values(tokens, seed)]
         cache.update(*new, 0)
         keys.append(new[0])
         values.append(new[1])
@@ -188,15 +186,15 @@ def test_what_is_held_are_the_first_and_the_last(sink: int, recorded: bool) -> N
 
 def test_rows_can_be_selected_repeated_and_reordered() -> None:
     cache = na.WindowCache(7, 2)
-    cache.update(*states(20), 0)
-    cache.update(*states(1, 1), 0)
+    cache.update(*keys_and_values(20), 0)
+    cache.update(*keys_and_values(1, 1), 0)
     before = cache.layers[0].keys
     other = copy.deepcopy(cache)
     cache.reorder_cache(torch.tensor([1, 0]))
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([0, 3]))
     assert torch.equal(cache.layers[0].keys, before[[1, 0]])
-    cache.update(*states(1, 2), 0)
+    cache.update(*keys_and_values(1, 2), 0)
     assert torch.equal(cache.layers[0].keys[:, :, :2], before[[1, 0], :, :2])
     assert torch.equal(cache.layers[0].keys[:, :, 2:8], before[[1, 0], :, 3:])
     other.shared.padding = torch.tensor([1, 2])
@@ -205,15 +203,15 @@ def test_rows_can_be_selected_repeated_and_reordered() -> None:
     assert torch.equal(other.layers[0].keys, before)
     cache.reset()
     assert cache.get_seq_length() == 0
-    assert cache.update(*states(3), 0)[0].shape[2] == 3
+    assert cache.update(*keys_and_values(3), 0)[0].shape[2] == 3
 
 
 def test_cropping_ends_when_a_token_has_left() -> None:
     cache = na.WindowCache(7, 2)
-    cache.update(*states(9), 0)
+    cache.update(*keys_and_values(9), 0)
     cache.crop(-4)
     assert cache.get_seq_length() == 5
-    cache.update(*states(5, 1), 0)
+    cache.update(*keys_and_values(5, 1), 0)
     with pytest.raises(ValueError, match="after 10 tokens, of which 9 are held: use GrowingCache"):
         cache.crop(-1)
 

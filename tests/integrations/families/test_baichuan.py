@@ -11,9 +11,17 @@ import transformers
 from packaging.version import Version
 
 import ntk_alibi as na
-from family_models import LOGITS
-from model_runs import assert_gradients_close, generate
-from padded_batches import BATCH, LENGTH, MASKS, batch, real, run
+from model_runs import (
+    BATCH,
+    LENGTH,
+    LOGITS,
+    MASKS,
+    assert_gradients_close,
+    batch,
+    generate,
+    real,
+    run,
+)
 from remote_models.baichuan import BaichuanForCausalLM, small_baichuan
 
 

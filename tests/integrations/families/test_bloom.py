@@ -10,12 +10,12 @@ import transformers
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
-from family_models import attentions, make_model
+from model_runs import MASKS, run
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import MASKS, masks, run
+from small_models import attentions, make_model
 
 
-@masks
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("heads", [8, 12])
 def test_no_scaling_in_the_eager_form_keeps_every_bit(
     ids: torch.Tensor, heads: int, mask: Any

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import ntk_alibi as na
-from family_models import LOGITS, make_model
-from padded_batches import run
+from model_runs import LOGITS, run
+from small_models import make_model
 
 
 def test_falcon_in_the_eager_form_of_transformers_counts_the_bias_twice(

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from family_models import HEADS, LOGITS, make_model
-from model_oracle import Meaning, Oracle
-from padded_batches import run
-from table_families import MPT
+from model_runs import LOGITS, run
+from small_models import HEADS, make_model
+from table_families import MPT, Meaning, Oracle
 
 
 def test_mpt_goes_on_behind_max_seq_len(models: dict) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from environments import make_environment
+from repository import make_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from environments import make_environment, run_tests
+from repository import make_environment, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 FOLDER = "tests/integrations/families"
-NAMES = ("test_bert", "test_bert_patches", "test_baichuan", "test_remote_loading")
+NAMES = ("test_bert", "test_baichuan", "test_remote_loading")
 TESTS = tuple(f"{FOLDER}/{name}.py" for name in NAMES)
 
 #: Versions, and what they need in front of the packages of this environment.

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from family_models import LOGITS
+from model_runs import LOGITS
 from remote_models.baichuan import small_baichuan
 from remote_models.jina_bert import small_jina_bert
 

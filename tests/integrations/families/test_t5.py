@@ -13,21 +13,15 @@ import transformers
 from transformers import DynamicCache
 
 import ntk_alibi as na
+from model_runs import BATCH, LENGTH, LOGITS, MASKS, batch
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import BATCH, LENGTH, MASKS, VOCABULARY, batch
-from t5_models import (
-    CHANNELS,
-    CLOSE,
-    HEADS,
-    MAKERS,
-    make_relative,
-)
+from small_models import RELATIVES, T5_CHANNELS, T5_HEADS, VOCABULARY, make_relative
 
 #: The two smallest in the quick tests, the others in the slow ones.
 QUICK = ("T5", "MPNet")
 quick = pytest.mark.parametrize("name", QUICK)
 relatives = pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS]
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RELATIVES]
 )
 
 #: Right padding of the decoder's rows would cut a text that generate() goes on with.
@@ -49,7 +43,7 @@ def output(model: Any, mask: torch.Tensor | None = None, **options: Any) -> torc
         logits = model(ids[:, :23], attention_mask=DECODER_MASK, **given).logits
         return logits[DECODER_MASK != 0]
     if name.startswith("Pop2Piano"):  # its forward takes features of sounds
-        own["inputs_embeds"] = states[..., :CHANNELS]
+        own["inputs_embeds"] = states[..., :T5_CHANNELS]
     else:
         own["input_ids"] = ids
     made = model(**own, decoder_input_ids=ids[:, :23].flip(1), decoder_attention_mask=DECODER_MASK)
@@ -113,18 +107,18 @@ def test_no_matrix_of_all_pairs_is_made(name: str, monkeypatch: pytest.MonkeyPat
     with Sizes():
         output(model, MASKS["left"])
     logits = BATCH * LENGTH * VOCABULARY
-    assert ours == logits < BATCH * HEADS * LENGTH**2 <= max(sizes)
+    assert ours == logits < BATCH * T5_HEADS * LENGTH**2 <= max(sizes)
 
 
 @quick
 def test_a_bias_of_the_users_own(name: str) -> None:
     model = make_relative(name)
-    bias = na.KerpleLog(np.linspace(0.1, 1.0, HEADS), np.ones(HEADS))
+    bias = na.KerpleLog(np.linspace(0.1, 1.0, T5_HEADS), np.ones(T5_HEADS))
     results = []
     for attention in ("fused", "eager"):
         with na.patch(model, bias, attention=attention):
             results.append(without_grad(model, MASKS["left"]))
-    torch.testing.assert_close(*results, **CLOSE)
+    torch.testing.assert_close(*results, **LOGITS)
     stock = without_grad(model, MASKS["left"])
     assert not torch.allclose(results[0], stock, atol=1e-2)
     for layer in (0, 1):  # the others keep their table
@@ -133,11 +127,11 @@ def test_a_bias_of_the_users_own(name: str) -> None:
         assert not torch.allclose(one, stock, atol=1e-3)
         assert not torch.allclose(one, results[0], atol=1e-3)
     with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
-        na.patch(model, na.ALiBi(HEADS))
+        na.patch(model, na.ALiBi(T5_HEADS))
     with pytest.raises(ValueError, match="layers below 2"):
         na.patch(model, {2: bias})
     with pytest.raises(ValueError, match="bias of the model's 4 heads"):
-        na.patch(model, na.ALiBi(HEADS + 1, sides="symmetric"))
+        na.patch(model, na.ALiBi(T5_HEADS + 1, sides="symmetric"))
     assert torch.equal(without_grad(model, MASKS["left"]), stock)
 
 
@@ -162,7 +156,7 @@ def test_options_without_meaning_are_refused(model: Any, options: Any, message: 
 def test_other_masks_are_refused(model: Any) -> None:
     ids, mask = batch(), torch.ones((BATCH, LENGTH))
     dense = torch.ones((BATCH, 1, LENGTH, LENGTH - 1), dtype=torch.bool)
-    encoded = {"encoder_hidden_states": torch.randn((BATCH, LENGTH, CHANNELS))}
+    encoded = {"encoder_hidden_states": torch.randn((BATCH, LENGTH, T5_CHANNELS))}
     with na.patch(model):
         for wrong in (dense, mask[:, 1:]):
             with pytest.raises(ValueError, match="attention_mask must have shape"):
@@ -208,13 +202,13 @@ def test_by_name_and_configuration(name: str, tmp_path: Any) -> None:
         model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="alibi_window, which only a model made with"):
         plain = kind.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(without_grad(plain, mask), stock, **CLOSE)
+    torch.testing.assert_close(without_grad(plain, mask), stock, **LOGITS)
     ours = kind.from_pretrained(tmp_path, attn_implementation="ntk_alibi").eval()
     assert torch.equal(without_grad(ours, mask), near)
     ours = kind.from_pretrained(
         tmp_path, attn_implementation="ntk_alibi", alibi_window=None, alibi_attention="eager"
     ).eval()
-    torch.testing.assert_close(without_grad(ours, mask), stock, **CLOSE)
+    torch.testing.assert_close(without_grad(ours, mask), stock, **LOGITS)
     with pytest.raises(ValueError, match=f"scaling must be None or a bias for {name}"):
         kind.from_pretrained(tmp_path, attn_implementation="ntk_alibi", alibi_scaling=na.NTK(4.0))
 

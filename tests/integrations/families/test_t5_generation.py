@@ -11,9 +11,9 @@ import transformers
 from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
+from model_runs import BATCH, LENGTH, LOGITS, MASKS, batch
 from ntk_alibi.integrations.arguments import CACHE
-from padded_batches import BATCH, LENGTH, MASKS, batch
-from t5_models import CLOSE, make_relative
+from small_models import make_relative
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_generation_gives_the_same_tokens(options: dict[str, Any]) -> None:
         ours = generate(**options)
     assert torch.equal(ours.sequences, stock.sequences)
     for mine, theirs in zip(ours.scores, stock.scores, strict=True):
-        torch.testing.assert_close(mine, theirs, **CLOSE)
+        torch.testing.assert_close(mine, theirs, **LOGITS)
 
 
 def test_a_window_cache_holds_what_a_decoder_sees() -> None:

@@ -11,8 +11,9 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
+from model_runs import LOGITS
 from ntk_alibi.integrations.arguments import CACHE
-from t5_models import CLOSE, make_relative
+from small_models import make_relative
 
 #: The state between two steps: the model, the encoder's states and padding, and the cache.
 State = dict[str, Any]
@@ -95,7 +96,7 @@ def test_what_changes_between_two_steps(change: Callable[[State], None]) -> None
     na.patch(ours)
     expected, got = (steps(model, change) for model in (stock, ours))
     for theirs, mine in zip(expected, got, strict=True):
-        torch.testing.assert_close(mine, theirs, **CLOSE)
+        torch.testing.assert_close(mine, theirs, **LOGITS)
 
 
 def test_a_patch_between_two_steps() -> None:

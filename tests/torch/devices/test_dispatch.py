@@ -70,7 +70,7 @@ def test_old_gpus_get_the_kernels_that_they_run(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(flex, "_has_triton", lambda: True)
-    kernels = FlashAttention("flash_stand_in"), FlexAttention()
+    kernels = FlashAttention("device_calls"), FlexAttention()
     assert [kernel.find_obstacle(on_gpu(), log=False) is None for kernel in kernels] == [
         flash,
         flexible,

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-import flash_stand_in
 import ntk_alibi as na
 from attention_checks import ROUNDING
-from device_calls import device_call
+from device_calls import FLASH_CALLS, device_call
 from ntk_alibi.torch.devices.flash import FlashAttention
 
 # Threads would wait for each other in these many small calls.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KERNEL = FlashAttention("flash_stand_in", device="cpu")
+KERNEL = FlashAttention("device_calls", device="cpu")
 
 
 def tensors(
@@ -64,13 +63,13 @@ def test_the_arguments() -> None:
     q, k, v = tensors()
     for bias, shape in ((na.ALiBi(8), (8,)), (na.ALiBi(8, slopes=torch.rand(2, 8)), (2, 8))):
         KERNEL.attend(device_call(q, k, v, bias), log=False)
-        arguments = flash_stand_in.CALLS[-1]
+        arguments = FLASH_CALLS[-1]
         assert arguments["alibi_slopes"].shape == shape
         assert arguments["causal"] is True
         assert arguments["window_size"] == (-1, -1)
     KERNEL.attend(device_call(q, k, v, window=5), log=False)
-    assert flash_stand_in.CALLS[-1]["window_size"] == (4, 0)
-    assert flash_stand_in.CALLS[-1]["alibi_slopes"] is None
+    assert FLASH_CALLS[-1]["window_size"] == (4, 0)
+    assert FLASH_CALLS[-1]["alibi_slopes"] is None
 
 
 CANNOT: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -107,7 +106,7 @@ def test_what_else_it_cannot_do() -> None:
     assert "logsumexp" in reason(q, k, v, log=True)
     assert "bfloat16 and float16" in reason(*(x.float() for x in (q, k, v)))
     assert "no queries" in reason(q[:, :, :0], k, v)
-    assert "is for cuda" in reason(q, k, v, kernel=FlashAttention("flash_stand_in"))
+    assert "is for cuda" in reason(q, k, v, kernel=FlashAttention("device_calls"))
     missing = FlashAttention("no_such_package", device="cpu")
     assert "not installed" in reason(q, k, v, kernel=missing)
     far = [torch.zeros(1, 8, n, 1, dtype=torch.float16) for n in (1, 2**13 + 1, 2**13 + 1)]

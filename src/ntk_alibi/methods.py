@@ -83,9 +83,7 @@ def parse_method(name: str, train_length: int | None) -> Method:
         _checks.integer("train_length", train_length, minimum=1)
     kind, *words = name.split(":")
     words, log_n = _take_log_n(name, words, train_length)
-    if kind == ORIGINAL:
-        if words:
-            _parse_parameters(name, kind, words)  # which raises
+    if kind == ORIGINAL and not words:
         return Method(name, None, log_n)
     parameters = _parse_parameters(name, kind, words)
     scaling = _KINDS[kind]
@@ -145,9 +143,8 @@ def method_name(scaling: Any) -> str:
     if kind is None:
         return repr(scaling)
     values = vars(scaling)
-    defaults = {field.name: field.default for field in fields(scaling)}
     words = [_word(values[name]) for name in parameter_names(kind)]
-    if values.get("share") != defaults.get("share"):
+    if values.get("share") != getattr(type(scaling), "share", None):  # the default
         words.append(_word(values["share"]))
     if "per" in values:
         words.append(values["per"])
@@ -232,11 +229,11 @@ def find_misspelled_settings(
         names: the names of settings.
         known: correct names, whether this package reads them or not.
     """
-    given = [name for name, value in vars(config).items() if value is not None]
     return [
         name
-        for name in given
-        if name not in known
+        for name, value in vars(config).items()
+        if value is not None
+        and name not in known
         and (name.startswith("alibi_") or _checks.find_closest(name, names, similarity=0.8))
     ]
 

@@ -159,7 +159,12 @@ def kind_spelling(kind: str) -> str:
 
 
 def parameter_names(kind: str) -> tuple[str, ...]:
-    """Return the names of the parameters that a kind needs, in the order of a method's name."""
+    """Return the names of the parameters that a kind needs, in the order of a method's name.
+
+    "original" and words that are no kind need none.
+    """
+    if kind not in _KINDS:
+        return ()
     return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in OPTIONAL)
 
 
@@ -177,7 +182,7 @@ def named_method(
     `options` may be layers, logn and ssmax, as in a method's name.
     """
     parameters = {"start": start, "factor": factor, "share": share}
-    for name in parameter_names(kind) if kind in _KINDS else ():
+    for name in parameter_names(kind):
         argument = "factor" if name == "rate" else name
         if parameters[argument] is None:
             _checks.missing(argument, f"with scaling={kind}")
@@ -195,8 +200,8 @@ def to_model_arguments(name: str) -> str:
     """Format a method's name as `--model_args` of lm-evaluation-harness."""
     kind, *words = name.split(":")
     named = {"scaling": kind}
-    parameters = () if kind == ORIGINAL else parameter_names(kind)
-    names = iter((*("factor" if n == "rate" else n for n in parameters), "share"))
+    parameters = ("factor" if name == "rate" else name for name in parameter_names(kind))
+    names = iter((*parameters, "share"))
     for word in words:
         if "=" in word:
             option, _, value = word.partition("=")
@@ -240,7 +245,7 @@ def find_misspelled_settings(
 
 def _parse_parameters(name: str, kind: str, words: Sequence[str]) -> list[float]:
     """Return the parameters in a method's name, such as 4 in "ntk:4"."""
-    count = len(parameter_names(kind)) if kind in _KINDS else 0
+    count = len(parameter_names(kind))
     try:
         if 0 < count <= len(words):
             return [_number(word) for word in words[:count]]

@@ -83,9 +83,7 @@ def parse_method(name: str, train_length: int | None) -> Method:
         _checks.integer("train_length", train_length, minimum=1)
     kind, *words = name.split(":")
     words, log_n = _take_log_n(name, words, train_length)
-    if kind == ORIGINAL:
-        if words:
-            _parse_parameters(name, kind, words)  # which raises
+    if kind == ORIGINAL and not words:
         return Method(name, None, log_n)
     parameters = _parse_parameters(name, kind, words)
     scaling = _KINDS[kind]
@@ -145,9 +143,8 @@ def method_name(scaling: Any) -> str:
     if kind is None:
         return repr(scaling)
     values = vars(scaling)
-    defaults = {field.name: field.default for field in fields(scaling)}
     words = [_word(values[name]) for name in parameter_names(kind)]
-    if values.get("share") != defaults.get("share"):
+    if values.get("share") != getattr(type(scaling), "share", None):  # the default
         words.append(_word(values["share"]))
     if "per" in values:
         words.append(values["per"])
@@ -162,7 +159,12 @@ def kind_spelling(kind: str) -> str:
 
 
 def parameter_names(kind: str) -> tuple[str, ...]:
-    """Return the names of the parameters that a kind needs, in the order of a method's name."""
+    """Return the names of the parameters that a kind needs, in the order of a method's name.
+
+    "original" and words that are no kind need none.
+    """
+    if kind not in _KINDS:
+        return ()
     return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in OPTIONAL)
 
 
@@ -180,7 +182,7 @@ def named_method(
     `options` may be layers, logn and ssmax, as in a method's name.
     """
     parameters = {"start": start, "factor": factor, "share": share}
-    for name in parameter_names(kind) if kind in _KINDS else ():
+    for name in parameter_names(kind):
         argument = "factor" if name == "rate" else name
         if parameters[argument] is None:
             _checks.missing(argument, f"with scaling={kind}")
@@ -198,8 +200,8 @@ def to_model_arguments(name: str) -> str:
     """Format a method's name as `--model_args` of lm-evaluation-harness."""
     kind, *words = name.split(":")
     named = {"scaling": kind}
-    parameters = () if kind == ORIGINAL else parameter_names(kind)
-    names = iter((*("factor" if n == "rate" else n for n in parameters), "share"))
+    parameters = ("factor" if name == "rate" else name for name in parameter_names(kind))
+    names = iter((*parameters, "share"))
     for word in words:
         if "=" in word:
             option, _, value = word.partition("=")
@@ -232,18 +234,18 @@ def find_misspelled_settings(
         names: the names of settings.
         known: correct names, whether this package reads them or not.
     """
-    given = [name for name, value in vars(config).items() if value is not None]
     return [
         name
-        for name in given
-        if name not in known
+        for name, value in vars(config).items()
+        if value is not None
+        and name not in known
         and (name.startswith("alibi_") or _checks.find_closest(name, names, similarity=0.8))
     ]
 
 
 def _parse_parameters(name: str, kind: str, words: Sequence[str]) -> list[float]:
     """Return the parameters in a method's name, such as 4 in "ntk:4"."""
-    count = len(parameter_names(kind)) if kind in _KINDS else 0
+    count = len(parameter_names(kind))
     try:
         if 0 < count <= len(words):
             return [_number(word) for word in words[:count]]

@@ -224,13 +224,13 @@ def export(
 def checked(
     model: nn.Module,
     path: str | os.PathLike[str],
-    scaling: Any = None,
+    scaling: Any,
     *,
-    format: str | None = None,
-    dtype: Any = None,
-    tokenizer: Any = None,
+    format: str | None,
+    dtype: Any,
+    tokenizer: Any,
     cache: bool = True,
-    overwrite: bool = False,
+    overwrite: bool,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[str, Format, Request]:
     """Return a format with its name, and what it is to write, for the arguments of `export`.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
@@ -70,11 +70,11 @@ class Tensor:
         return _TYPES["float32" if self.weights.ndim == 1 else dtype][0]
 
 
-#: The tensors of a file in groups, whose names `progress` gets.
-Groups = Iterator[tuple[str, list[Tensor]]]
+#: Tensors of a file, and their name for `progress`.
+Group: TypeAlias = tuple[str, list[Tensor]]
 
 
-def check_contents(request: Request) -> tuple[list[tuple[str, list[Tensor]]], float, Vocabulary]:
+def check_contents(request: Request) -> tuple[list[Group], float, Vocabulary]:
     """Return a file's groups of tensors, its `max_alibi_bias` and its vocabulary.
 
     Raises:
@@ -104,11 +104,12 @@ def write(request: Request, path: Path) -> Written:
     """Write a BLOOM or an MPT as a GGUF file."""
     groups, max_bias, vocabulary = check_contents(request)
     family, config = _FAMILIES[request.family.name], request.target.config
+    context = _context_length(request)
     writer = gguf.GGUFWriter(path, "mpt")
     try:
         writer.add_name(type(request.model).__name__)
         writer.add_description(f"{request.method}, written by ntk_alibi {__version__}")
-        writer.add_context_length(_context_length(request))
+        writer.add_context_length(context)
         writer.add_embedding_length(config.hidden_size)
         writer.add_block_count(config.num_hidden_layers)
         writer.add_feed_forward_length(4 * config.hidden_size)
@@ -124,10 +125,7 @@ def write(request: Request, path: Path) -> Written:
     finally:
         writer.close()
     return Written(
-        inputs=(
-            f"text or tokens, of {len(vocabulary.tokens)}",
-            f"context: {_context_length(request)}",
-        ),
+        inputs=(f"text or tokens, of {len(vocabulary.tokens)}", f"context: {context}"),
         outputs=("logits of the next token",),
         checked=(
             f"max_alibi_bias {max_bias:g} has the slopes of all layers; its weights differ from "
@@ -189,9 +187,7 @@ def _context_length(request: Request) -> int:
     return round(train_length_or_default(request.target.config) * factor)
 
 
-def _write_tensors(
-    writer: gguf.GGUFWriter, groups: list[tuple[str, list[Tensor]]], request: Request
-) -> float:
+def _write_tensors(writer: gguf.GGUFWriter, groups: list[Group], request: Request) -> float:
     """Write the tensors one by one, so that memory holds one of them besides the model.
 
     Returns:
@@ -230,7 +226,7 @@ def _write_tensors(
     return greatest
 
 
-def _bloom_groups(decoder: Any, head: Any) -> Groups:
+def _bloom_groups(decoder: Any, head: Any) -> Iterator[Group]:
     """Yield the tensors of a BLOOM."""
     norm = decoder.word_embeddings_layernorm
 
@@ -246,26 +242,22 @@ def _bloom_groups(decoder: Any, head: Any) -> Groups:
         heads: torch.Tensor = packed.unflatten(0, (decoder.num_heads, 3, -1))
         return heads.transpose(0, 1).flatten(0, 2)
 
-    yield (
-        "embeddings",
-        [
-            Tensor("token_embd.weight", decoder.word_embeddings.weight, after_norm),
-            Tensor("output.weight", head.weight),
-            *_layer_tensors("output_norm", decoder.ln_f),
-        ],
-    )
+    embeddings = [
+        Tensor("token_embd.weight", decoder.word_embeddings.weight, after_norm),
+        Tensor("output.weight", head.weight),
+        *_layer_tensors("output_norm", decoder.ln_f),
+    ]
+    yield "embeddings", embeddings
     for i, block in enumerate(decoder.h):
-        yield (
-            f"layer {i + 1} of {len(decoder.h)}",
-            [
-                *_layer_tensors(f"blk.{i}.attn_norm", block.input_layernorm),
-                *_layer_tensors(f"blk.{i}.attn_qkv", block.self_attention.query_key_value, by_kind),
-                *_layer_tensors(f"blk.{i}.attn_output", block.self_attention.dense),
-                *_layer_tensors(f"blk.{i}.ffn_norm", block.post_attention_layernorm),
-                *_layer_tensors(f"blk.{i}.ffn_up", block.mlp.dense_h_to_4h),
-                *_layer_tensors(f"blk.{i}.ffn_down", block.mlp.dense_4h_to_h),
-            ],
-        )
+        layer = [
+            *_layer_tensors(f"blk.{i}.attn_norm", block.input_layernorm),
+            *_layer_tensors(f"blk.{i}.attn_qkv", block.self_attention.query_key_value, by_kind),
+            *_layer_tensors(f"blk.{i}.attn_output", block.self_attention.dense),
+            *_layer_tensors(f"blk.{i}.ffn_norm", block.post_attention_layernorm),
+            *_layer_tensors(f"blk.{i}.ffn_up", block.mlp.dense_h_to_4h),
+            *_layer_tensors(f"blk.{i}.ffn_down", block.mlp.dense_4h_to_h),
+        ]
+        yield f"layer {i + 1} of {len(decoder.h)}", layer
 
 
 def _check_bloom(decoder: Any) -> None:
@@ -276,29 +268,25 @@ def _check_bloom(decoder: Any) -> None:
         )
 
 
-def _mpt_groups(decoder: Any, head: Any) -> Groups:
+def _mpt_groups(decoder: Any, head: Any) -> Iterator[Group]:
     """Yield the tensors of an MPT; without "output", engines take the embeddings for it."""
     tied = head.weight is decoder.wte.weight
-    yield (
-        "embeddings",
-        [
-            Tensor("token_embd.weight", decoder.wte.weight),
-            *([] if tied else _layer_tensors("output", head)),
-            *_layer_tensors("output_norm", decoder.norm_f),
-        ],
-    )
+    embeddings = [
+        Tensor("token_embd.weight", decoder.wte.weight),
+        *([] if tied else _layer_tensors("output", head)),
+        *_layer_tensors("output_norm", decoder.norm_f),
+    ]
+    yield "embeddings", embeddings
     for i, block in enumerate(decoder.blocks):
-        yield (
-            f"layer {i + 1} of {len(decoder.blocks)}",
-            [
-                *_layer_tensors(f"blk.{i}.attn_norm", block.norm_1),
-                *_layer_tensors(f"blk.{i}.attn_qkv", block.attn.Wqkv),
-                *_layer_tensors(f"blk.{i}.attn_output", block.attn.out_proj),
-                *_layer_tensors(f"blk.{i}.ffn_norm", block.norm_2),
-                *_layer_tensors(f"blk.{i}.ffn_up", block.ffn.up_proj),
-                *_layer_tensors(f"blk.{i}.ffn_down", block.ffn.down_proj),
-            ],
-        )
+        layer = [
+            *_layer_tensors(f"blk.{i}.attn_norm", block.norm_1),
+            *_layer_tensors(f"blk.{i}.attn_qkv", block.attn.Wqkv),
+            *_layer_tensors(f"blk.{i}.attn_output", block.attn.out_proj),
+            *_layer_tensors(f"blk.{i}.ffn_norm", block.norm_2),
+            *_layer_tensors(f"blk.{i}.ffn_up", block.ffn.up_proj),
+            *_layer_tensors(f"blk.{i}.ffn_down", block.ffn.down_proj),
+        ]
+        yield f"layer {i + 1} of {len(decoder.blocks)}", layer
 
 
 def _check_mpt(decoder: Any) -> None:
@@ -329,7 +317,7 @@ class _Family:
         clip: returns the limit to which queries, keys and values are clipped, or None.
     """
 
-    groups: Callable[[Any, Any], Groups]
+    groups: Callable[[Any, Any], Iterator[Group]]
     check: Callable[[Any], None]
     clip: Callable[[Any], float | None]
 

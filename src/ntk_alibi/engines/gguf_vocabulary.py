@@ -81,8 +81,8 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
     types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
     for token in parts["added_tokens"]:
         tokens[token["id"]] = token["content"]
-        kinds = gguf.TokenType.USER_DEFINED, gguf.TokenType.CONTROL
-        types[token["id"]] = kinds[token["special"]]
+        kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
+        types[token["id"]] = kind
     if max(tokens) >= rows:
         raise ValueError(
             f"tokenizer must have tokens below {rows}, the rows of the model's embeddings, got "

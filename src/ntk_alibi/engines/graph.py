@@ -178,8 +178,8 @@ class _PastLayer(DynamicLayer):
         return self.keys.shape[-2]
 
 
-class _WithCache(nn.Module):
-    """A model that takes and returns keys and values as tensors."""
+class _OnTensors(nn.Module):
+    """A model that takes and returns keys and values as tensors, or neither."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -189,27 +189,15 @@ class _WithCache(nn.Module):
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
-        past_key_values: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        past_key_values: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    ) -> Any:
+        if past_key_values is None:
+            return self.model(input_ids, attention_mask=attention_mask, use_cache=False).logits
         cache = Cache(layers=[_PastLayer(*pair) for pair in past_key_values])
         logits = self.model(
             input_ids, attention_mask=attention_mask, use_cache=True, **{CACHE: cache}
         ).logits
         return logits, layer_pairs(cache)
-
-
-class _WithoutCache(nn.Module):
-    """A model without a cache."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(
-            input_ids, attention_mask=attention_mask, use_cache=False
-        ).logits
-        return logits
 
 
 def layer_pairs(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -250,7 +238,6 @@ def make_graph(request: Request, dtype: str) -> Graph:
         tokens = BATCH, NEW
         inputs: dict[str, Axes] = {"input_ids": tokens, "attention_mask": tokens}
         outputs: dict[str, Axes] = {"logits": (*tokens, expected.shape[-1])}
-        module: nn.Module = _WithoutCache(model)
         example: tuple[Any, ...] = TOKENS, MASK
         shapes: tuple[Any, ...] = any_length(tokens), any_length(tokens)
         if request.cache:
@@ -259,12 +246,11 @@ def make_graph(request: Request, dtype: str) -> Graph:
                 for kind in ("key", "value"):
                     inputs[f"past_key_values.{layer}.{kind}"] = BATCH, heads, PAST, head_dim
                     outputs[f"present.{layer}.{kind}"] = BATCH, heads, ALL, head_dim
-            module = _WithCache(model)
             example = TOKENS[:, 5:8].contiguous(), MASK[:, :8].contiguous(), past
             of_cache = any_length((BATCH, heads, PAST, head_dim))
             shapes = (*shapes, [(of_cache, of_cache)] * layers)
         request.report(f"tracing {layers} layers")
-        program = torch.export.export(module, example, dynamic_shapes=shapes)
+        program = torch.export.export(_OnTensors(model), example, dynamic_shapes=shapes)
     # From the example, torch derives that axes have 2 entries or more, and texts 4 tokens or more.
     for symbol, limits in program.range_constraints.items():
         program.range_constraints[symbol] = type(limits)(0, limits.upper)

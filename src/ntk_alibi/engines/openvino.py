@@ -68,7 +68,7 @@ def _keep_cache(model: openvino.Model, graph: Graph) -> None:
     passes.run_passes(model)
     shape_of_ids = opset13.shape_of(model.input("input_ids"))
     batch = opset13.gather(shape_of_ids, opset13.constant([0]), opset13.constant(0))
-    _, heads, _, head_dim = next(iter(graph.inputs[name] for name in graph.cache))
+    _, heads, _, head_dim = graph.inputs[next(iter(graph.cache))]
     shape = opset13.concat([batch, opset13.constant([heads, 0, head_dim])], axis=0)
     for node in model.get_ops():
         if node.get_type_name() == "ReadValue":

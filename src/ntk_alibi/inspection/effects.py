@@ -86,12 +86,12 @@ def bias_by_distance(
     check_bias(bias)
     count = _checks.integer("longest", longest, minimum=1)
     _checks.choice("side", side, ("behind", "ahead"))
-    tokens = None if length is None else int(checked_lengths([length])[0])
+    tokens = count if length is None else int(checked_lengths([length])[0])
     if not hasattr(bias, "kernel_bias"):
         ends = (1, count) if side == "behind" else (count, 1)
         dense: NDArray[np.float64] = _arrays.to_numpy(bias.tensor(*ends)).astype(np.float64)
         return np.ascontiguousarray(dense[0].reshape(bias.num_heads, count)[:, ::-1])
-    return _bias_of_one_query(bias, count, count if tokens is None else tokens, side)
+    return _bias_of_one_query(bias, count, tokens, side)
 
 
 def _bias_of_one_query(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:

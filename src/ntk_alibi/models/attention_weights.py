@@ -116,8 +116,8 @@ def request(
 def _shape(model: Any) -> tuple[int, int]:
     """Return how many layers and heads a model has."""
     config = getattr(model, "config", None)
-    counts = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads")]
-    layers, heads = counts
+    layers = getattr(config, "num_hidden_layers", None)
+    heads = getattr(config, "num_attention_heads", None)
     if layers is None or heads is None:
         raise TypeError(
             "model must be a transformers model whose config names num_hidden_layers and "

@@ -147,27 +147,20 @@ def attention_maps(
     with drawing_figure() as new_figure:
         read = _read(model, tokenizer, text, methods, layers, heads, FEW_CELLS)
         wanted = read.request
-        places = list(product(range(len(wanted.layers)), range(len(wanted.heads))))
         side_by_side = len(wanted.methods)
-        columns = _columns(len(wanted.heads), math.sqrt(1.4 * len(places) / side_by_side))
-        rows = math.ceil(len(places) / columns)
-        size = 1.75 * columns * side_by_side + 1.4, 2.05 * rows + 0.9
+        of_a_method = wanted.maps // side_by_side
+        best = math.sqrt(1.4 * of_a_method / side_by_side)
+        columns = _columns(len(wanted.heads), best) * side_by_side
+        rows = wanted.maps // columns
+        size = 1.75 * columns + 1.4, 2.05 * rows + 0.9
         figure = new_figure(figsize=size, layout="constrained")
-        grid = figure.subplots(
-            rows, columns * side_by_side, squeeze=False, sharex=True, sharey=True
-        )
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         norm = _norm(read)
-        panels = [axes for row in grid for axes in row]
-        shown = list(product(places, range(side_by_side)))
-        for place, axes in enumerate(panels):
-            if place >= len(shown):
-                axes.remove()
-                continue
-            (layer, head), index = shown[place]
-            image = _draw(axes, read, read.values[index, layer, head], norm, 5.5)
-            axes.tick_params(labelbottom=place + len(grid[0]) >= len(shown))
-            title = f"layer {wanted.layers[layer]}, head {wanted.heads[head]}"
-            method = wanted.methods[index]
+        places = product(wanted.layers, wanted.heads, wanted.methods)
+        maps = np.moveaxis(read.values, 0, 2).reshape(-1, *read.values.shape[3:])
+        for axes, (layer, head, method), values in zip(grid.flat, places, maps, strict=True):
+            image = _draw(axes, read, values, norm, 5.5)
+            title = f"layer {layer}, head {head}"
             lines = [title] if method is None else [title, wrapped(method.name, TITLE_LETTERS)]
             axes.set_title("\n".join(lines), fontsize=7)
         color_bar(image, figure.axes, _quantity(read))

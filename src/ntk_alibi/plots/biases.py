@@ -21,7 +21,7 @@ from ntk_alibi.plots.style import (
     head_axis,
     heat,
     legend,
-    line_styles,
+    styled,
     theme_of,
 )
 from ntk_alibi.scaling import NTK, Interpolation, Scaling, scaling_per
@@ -71,8 +71,7 @@ def slopes(
     """
     named = labelled(scalings)
     with drawing(ax) as axes:
-        styles = line_styles(axes, [_kind(scaling) for scaling in named.values()])
-        for (label, scaling), look in zip(named.items(), styles, strict=True):
+        for label, scaling, look in styled(axes, named, map(_kind, named.values())):
             values = effects.slopes_at(num_heads, scaling, _length(scaling, length), rule)
             axes.plot(np.arange(1, len(values) + 1), values, label=label, **look)
         axes.set_yscale("log", base=2)
@@ -121,8 +120,8 @@ def receptive_field(
     _check_distances(named.values(), longest)
     with drawing(ax) as axes:
         theme = theme_of(axes)
-        styles = line_styles(axes, [_kind(bias) for bias in named.values()])
-        for index, ((label, bias), look) in enumerate(zip(named.items(), styles, strict=True)):
+        looks = styled(axes, named, map(_kind, named.values()))
+        for index, (label, bias, look) in enumerate(looks):
             reach = np.array(
                 [
                     effects.receptive_field(
@@ -193,8 +192,7 @@ def bias_by_distance(
     named = labelled(biases)
     _check_distances(named.values(), longest)
     with drawing(ax) as axes:
-        styles = line_styles(axes, [_kind(bias) for bias in named.values()])
-        for (label, bias), look in zip(named.items(), styles, strict=True):
+        for label, bias, look in styled(axes, named, map(_kind, named.values())):
             values = effects.bias_by_distance(
                 bias, longest, length=_length(bias, length), side=side
             )

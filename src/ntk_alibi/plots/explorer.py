@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files, _installed
-from ntk_alibi.methods import DYNAMIC, STATIC, parameter_names
+from ntk_alibi.methods import parameter_names
 from ntk_alibi.plots.attention_maps import token_labels
 from ntk_alibi.plots.style import HUES, THEMES
 
@@ -210,7 +210,7 @@ def _groups(wanted: Request) -> dict[str, dict[str, Any]]:
         if label in labels[:index]:
             raise ValueError(f"methods must differ, got {label!r} twice")
         kind, _, rest = label.partition(":")
-        values = ":".join(parameter_names(kind)) if kind in (*STATIC, *DYNAMIC) else "options"
+        values = ":".join(parameter_names(kind)) or "options"
         group = groups.setdefault(kind, {"values": values, "rest": [], "label": [], "index": []})
         group["rest"].append(rest or kind)
         group["label"].append(label)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi.inspection import effects
@@ -61,13 +62,8 @@ def mask(
     check_most("query_length x key_length", cells, MOST_CELLS)
     seen = effects.weights(query_length, key_length, **options)[0] > 0
     with drawing(ax, size=(5.0, 4.6)) as axes:
-        from matplotlib.colors import ListedColormap, to_rgba
-
         theme = theme_of(axes)
-        colors = ListedColormap([to_rgba(theme.hidden), mixed(HUES[0], theme, 1.0)])
-        axes.imshow(seen, cmap=colors, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
-        axes.grid(False)
-        integer_ticks(axes.xaxis, axes.yaxis)
+        _draw_states(axes, seen, [theme.hidden, mixed(HUES[0], theme, 1.0)])
         finish(axes, f"Visible keys: {_options_text(options)}", "key", "query")
     return axes
 
@@ -110,21 +106,11 @@ def block_mask(
     states = block_states(_checks.constant("mask", given.mask)[row, own], size)
     check_most("blocks of queries x blocks of keys", states.size, MOST_CELLS)
     with drawing(ax, size=(5.0, 4.6)) as axes:
-        from matplotlib.colors import ListedColormap, to_rgba
         from matplotlib.patches import Patch
 
         theme = theme_of(axes)
-        colors = [to_rgba(theme.hidden), mixed(HUES[5], theme, 0.6), mixed(HUES[0], theme, 1.0)]
-        axes.imshow(
-            states,
-            cmap=ListedColormap(colors),
-            vmin=0,
-            vmax=2,
-            interpolation="nearest",
-            aspect="equal",
-        )
-        axes.grid(False)
-        integer_ticks(axes.xaxis, axes.yaxis)
+        colors: list[Any] = [theme.hidden, mixed(HUES[5], theme, 0.6), mixed(HUES[0], theme, 1.0)]
+        _draw_states(axes, states, colors)
         finish(axes, f"Blocks of {size} x {size} pairs", "block of keys", "block of queries")
         names = "hidden", "partly visible", "visible"
         handles = [Patch(color=x, label=name) for name, x in zip(names, colors, strict=True)]
@@ -223,6 +209,22 @@ def blocks(stats: Stats, *, batch: int = 0, ax: Axes | None = None) -> Axes:
         finish(axes, "Key blocks read by the kernel", "head", "% of the visible blocks")
         legend(axes)
     return axes
+
+
+def _draw_states(axes: Axes, states: NDArray[Any], colors: list[Any]) -> None:
+    """Draw states, counted from 0, as square cells in the colour of each state."""
+    from matplotlib.colors import ListedColormap
+
+    axes.imshow(
+        states,
+        cmap=ListedColormap(colors),
+        vmin=0,
+        vmax=len(colors) - 1,
+        interpolation="nearest",
+        aspect="equal",
+    )
+    axes.grid(False)
+    integer_ticks(axes.xaxis, axes.yaxis)
 
 
 def _options_text(options: dict[str, Any]) -> str:

@@ -15,8 +15,8 @@ from ntk_alibi.plots.style import (
     finish,
     heat,
     legend,
-    line_styles,
     mark_training_length,
+    styled,
     theme_of,
 )
 
@@ -111,8 +111,7 @@ def extrapolation_curves(
         >>> plt.close(ax.figure)
     """
     with drawing(ax) as axes:
-        styles = line_styles(axes, list(values))
-        for (label, measured), look in zip(values.items(), styles, strict=True):
+        for label, measured, look in styled(axes, values):
             curve = checked_curve(f"values[{label!r}]", measured, len(lengths))
             axes.plot(lengths, curve, label=label, **look)
             if half_widths and label in half_widths:
@@ -168,7 +167,7 @@ def benchmark_curves(
     ]
     with drawing(ax) as axes:
         theme = theme_of(axes)
-        for (label, measured), look in zip(seconds.items(), line_styles(axes, kinds), strict=True):
+        for label, measured, look in styled(axes, seconds, kinds):
             curve = 1e3 * checked_curve(f"seconds[{label!r}]", measured, len(lengths))
             if np.isnan(curve).all():
                 continue

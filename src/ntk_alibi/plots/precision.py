@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ntk_alibi.plots.style import checked_curve, drawing, finish, legend, line_styles
+from ntk_alibi.plots.style import checked_curve, drawing, finish, legend, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,9 +87,7 @@ def exact_positions(shares: Mapping[str, Mapping[int, float]], ax: Axes | None =
         _check_labels(f"shares[{name!r}]", points)
         checked_curve(f"shares[{name!r}]", list(points.values()))
     with drawing(ax) as axes:
-        for (name, points), look in zip(
-            shares.items(), line_styles(axes, list(shares)), strict=True
-        ):
+        for name, points, look in styled(axes, shares):
             percent = [100 * share for share in points.values()]
             axes.plot(list(points), percent, label=name, **look)
         axes.set_xscale("log", base=2)
@@ -141,6 +139,5 @@ def _check_labels(name: str, value: Any) -> None:
 
 def _dots(axes: Axes, points: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
     """Draw sets of points; later ones have smaller dots, so that earlier ones stay visible."""
-    looks = line_styles(axes, list(points))
-    for place, ((name, (x, y)), look) in enumerate(zip(points.items(), looks, strict=True)):
+    for place, (name, (x, y), look) in enumerate(styled(axes, points)):
         axes.scatter(x, y, s=24.0 / 3**place, color=look["color"], label=name)

@@ -120,7 +120,8 @@ def accuracy_curves(
     """
     _checks.choice("by", by, ("length", "distance"))
     needed = ("retrieval",) if by == "length" else ("retrieval", "by_distance")
-    retrieval, *_, shown = 2 * _frames(summary, "train_length", *needed)
+    frames = _frames(summary, "train_length", *needed)
+    retrieval, shown = frames[0], frames[-1]
     _checks.choice("task", task, () if retrieval.empty else sorted(retrieval["task"].unique()))
     cells = shown[shown["task"] == task]
     with drawing(ax) as axes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -98,7 +98,8 @@ def style(theme: Literal["light", "dark", "transparent"] = "light") -> Iterator[
         >>> plt.close(ax.figure)
     """
     colors = THEMES[_checks.choice("theme", theme, tuple(THEMES))]
-    matplotlib = _matplotlib()
+    with _installed.needed_by("a picture"):
+        import matplotlib
     with matplotlib.rc_context(_settings(colors)):
         yield
         interactive = matplotlib.is_interactive()
@@ -107,13 +108,7 @@ def style(theme: Literal["light", "dark", "transparent"] = "light") -> Iterator[
     matplotlib.interactive(interactive)
 
 
-def _matplotlib() -> Any:
-    with _installed.needed_by("a picture"):
-        import matplotlib
-    return matplotlib
-
-
-def _settings(theme: Theme) -> dict[str, Any]:
+def _settings(theme: Theme) -> dict[Any, Any]:
     faces = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
     texts = ("text.color", "axes.labelcolor")
     lines = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
@@ -165,7 +160,6 @@ def checked_curve(name: str, values: Any, count: int | None = None) -> NDArray[n
 @contextmanager
 def drawing(ax: Axes | None, *, size: tuple[float, float] | None = None) -> Iterator[Axes]:
     """Yield the given axes or new ones, in the style of their theme."""
-    _matplotlib()
     if ax is not None and not hasattr(ax, "get_xlabel"):
         raise TypeError(f"ax must be one matplotlib Axes, or None, got {type(ax).__name__}")
     with style(_theme_name(ax)):
@@ -193,7 +187,6 @@ def _colour_ticks(ax: Axes) -> None:
 @contextmanager
 def drawing_figure() -> Iterator[type[Figure]]:
     """Yield the class of figures that pyplot does not manage, with the style set."""
-    _matplotlib()
     with style(_theme_name(None)):
         from matplotlib.figure import Figure
 
@@ -206,7 +199,8 @@ def theme_of(ax: Axes) -> Theme:
 
 
 def _theme_name(ax: Axes | None) -> Literal["light", "dark", "transparent"]:
-    from matplotlib import colors, rcParams, rcParamsDefault
+    with _installed.needed_by("a picture"):
+        from matplotlib import colors, rcParams, rcParamsDefault
 
     if ax is None:
         face = rcParams["figure.facecolor"]
@@ -318,6 +312,15 @@ def band(
 def mark_training_length(ax: Axes, x: float) -> None:
     """Draw a dotted vertical line at the training length, below the curves."""
     ax.axvline(x, color=theme_of(ax).quiet, linestyle=":", zorder=0)
+
+
+def styled(
+    ax: Axes, things: Mapping[str, Any], kinds: Iterable[str] | None = None
+) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield each label, its thing and its line style; without kinds, labels are the kinds."""
+    looks = line_styles(ax, list(things if kinds is None else kinds))
+    for (label, thing), look in zip(things.items(), looks, strict=True):
+        yield label, thing, look
 
 
 def line_styles(ax: Axes, kinds: Sequence[str]) -> list[dict[str, Any]]:

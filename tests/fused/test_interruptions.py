@@ -198,7 +198,8 @@ def test_a_subinterpreter_is_refused() -> None:
     code = """
 import _xxsubinterpreters as interpreters
 interpreters.run_string(
-    interpreters.create(), "import warnings; warnings.simplefilter('ignore')\\nimport ntk_alibi"
+    interpreters.create(isolated=False),
+    "import warnings; warnings.simplefilter('ignore')\\nimport ntk_alibi"
 )
 """
     done = run_alone(code)

@@ -313,15 +313,8 @@ class KernelBias(NamedTuple):
 
         Both are tensors on like's device, which broadcast to (batch, heads, queries, keys).
         """
-        positions = problem.positions(like)
-        values, hidden = self.values(*positions)
-        seen = problem.mask.visible(*positions)[:, None] & ~hidden
-        if problem.visible is not None:
-            seen = seen & problem.visible.like(like)
-        if problem.key_padding_mask is None:
-            return values, seen
-        real = backend_of(like).convert(problem.key_padding_mask, "bool")
-        return values, seen & real[:, None, None, :]
+        values, hidden = self.values(*problem.positions(like))
+        return values, problem.visible_pairs(like) & ~hidden
 
     def _linear_values(self, queries: Any, keys: Any, distance: Any) -> tuple[Any, Any]:
         xp = backend_of(queries).xp

@@ -30,8 +30,7 @@ def traced_slopes(
     """
     if scaling is not None:
         _check_static(scaling)
-        scaling, _ = split_knee(scaling)
-    config = scaling_to_config(scaling)
+    config = scaling_to_config(split_knee(scaling)[0])
     names = [name for name in config if name != "alibi_type"]
     values = [float(config[name]) for name in names]
     pair: tuple[torch.Tensor, torch.Tensor] = _slopes(

@@ -145,15 +145,13 @@ def _filled(
     if out is not None:
         _checks.out(out, shape, dtype, backend)
     core_dtype = "float32" if dtype == "float64" else dtype
-    new = out is None or dtype == "float64"
-    bits = "int16" if core_dtype == "bfloat16" else core_dtype
-    memory = np.empty(shape, bits) if new else backend.storage(out)
+    if out is not None and dtype == core_dtype:
+        write(backend.storage(out), _arrays.CORE_DTYPES[dtype])
+        return out
+    memory = np.empty(shape, "int16" if core_dtype == "bfloat16" else core_dtype)
     write(memory, _arrays.CORE_DTYPES[core_dtype])
-    result: Any = backend.on_memory(memory, core_dtype) if new else out
-    if dtype != core_dtype:
-        wide, result = backend.cast(result, "float64"), out
-        if result is None:
-            result = wide
-        else:
-            result[...] = wide
-    return cast("Array", result)
+    result: Any = backend.cast(backend.on_memory(memory, core_dtype), dtype)
+    if out is None:
+        return cast("Array", result)
+    out[...] = result
+    return out

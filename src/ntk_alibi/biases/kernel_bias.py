@@ -357,7 +357,7 @@ class KernelBias(NamedTuple):
         if self.dense is not None:
             dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])
             return _core.dense_bias(np.broadcast_to(dense, shape))
-        return _NONE
+        return _core.no_bias()
 
 
 def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:
@@ -374,7 +374,5 @@ def _check_heads(name: str, heads: int, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have the bias's {shape[1]} heads, got {heads}")
 
 
-_NONE = _core.no_bias()
-
 #: No bias.
-NO_BIAS = KernelBias(core=_NONE)
+NO_BIAS = KernelBias(core=_core.no_bias())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi._backends import backend_of
+from ntk_alibi._backends import backend_of, rows_of_integers
 from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.masks.block_mask import BlockMask
 from ntk_alibi.masks.mask import Mask
@@ -119,10 +119,10 @@ class Problem(NamedTuple):
         """Return positions of queries and keys, (1 or batch, length) int64 of like's framework."""
         queries, keys = self.shape[2:]
         backend = backend_of(like)
-        at_keys = backend.rows_of_integers(self.key_positions, keys)
+        at_keys = rows_of_integers(backend, self.key_positions, keys)
         if self.query_positions is None:
             return backend.arange(queries)[None] + (keys - queries), at_keys
-        return backend.rows_of_integers(self.query_positions, queries), at_keys
+        return rows_of_integers(backend, self.query_positions, queries), at_keys
 
     def visible_count(self, like: Any = None) -> Any:
         """Count the keys that each query sees, in like's framework.

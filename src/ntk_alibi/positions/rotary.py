@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array, ArrayT
-from ntk_alibi._backends import backend_of, promote_to_float32
+from ntk_alibi._backends import backend_of, promote_to_float32, rows_of_integers
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.scaling import NTK, Interpolation, check_one_layer
 
@@ -196,7 +196,7 @@ class RoPE(_Rotary):
         if not is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         backend = backend_of(x)
-        at = backend.rows_of_integers(positions, x.shape[2])
+        at = rows_of_integers(backend, positions, x.shape[2])
         result: ArrayT = backend.cast(self.rotated(x, at), x.dtype)
         return result
 

@@ -174,7 +174,7 @@ def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
     """Return a logsumexp without its rounding to float32, which would change all weights."""
     if _arrays.dtype_name(logsumexp.dtype) == "float64":
         return logsumexp
-    rounded = _arrays.to_numpy(backend_of(logsumexp).detached(logsumexp)).astype(np.float32)
+    rounded = _arrays.to_numpy(logsumexp).astype(np.float32)
     large = np.abs(rounded) > GREATEST_ROUNDED_LOGSUMEXP
     large &= np.isfinite(rounded)
     if not large.any():

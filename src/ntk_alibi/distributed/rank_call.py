@@ -194,7 +194,7 @@ class RankCall:
         for (b, blocks), members in groups.items():
             own = [row * group + i for row in members for i in range(group)]
             before: Any = tuple(torch.cat([parts[b][h][i] for h in own], 1) for i in (0, 1))
-            found = self._attend_blocks(plan.block, arrived, b, blocks, members, own, before)
+            found = self._attend_blocks(arrived, b, blocks, members, own, before)
             for index, h in enumerate(own):
                 parts[b][h] = tuple(x[:, index : index + 1] for x in found)
         joined = [[torch.cat([p[i] for p in row], 1) for row in parts] for i in (0, 1)]
@@ -202,7 +202,6 @@ class RankCall:
 
     def _attend_blocks(
         self,
-        size: int,
         arrived: dict[str, Any],
         b: int,
         blocks: tuple[tuple[int, int], ...],
@@ -213,7 +212,6 @@ class RankCall:
         """Attend to received blocks that several heads share, and merge the results with `before`.
 
         Args:
-            size: number of keys in a block.
             arrived: the blocks of all rows.
             b: index of the batch row.
             blocks: rank and index of each block.
@@ -221,7 +219,7 @@ class RankCall:
             own: the query heads that read them.
             before: output and logsumexp of these heads over this rank's keys.
         """
-        call, whole = self._call, self._sequence.problem
+        call, whole, size = self._call, self._sequence.problem, self._sequence.block
         starts = np.cumsum([0, *self._sequence.lengths])
         columns = np.concatenate(
             [starts[rank] + block * size + np.arange(size) for rank, block in blocks]

@@ -46,10 +46,6 @@ class NumpyBackend:
         """Return 0 .. length - 1 as int64."""
         return np.arange(length)
 
-    def rows_of_integers(self, value: Any, length: int) -> Any:
-        """Return integers (1 or batch, length) as int64; 0 .. length - 1 for None."""
-        return _rows_of_integers(self, value, length)
-
     def contiguous(self, array: Any) -> Any:
         """Return the array with contiguous memory, copied only if necessary."""
         return np.ascontiguousarray(array)
@@ -123,9 +119,6 @@ class TorchBackend:
     def arange(self, length: int) -> Any:
         return self.xp.arange(length, device=self.device)
 
-    def rows_of_integers(self, value: Any, length: int) -> Any:
-        return _rows_of_integers(self, value, length)
-
     def contiguous(self, array: Any) -> Any:
         return array.contiguous()
 
@@ -198,7 +191,8 @@ def _numpy_dtype(dtype: Any) -> Any:
     return ml_dtypes.bfloat16
 
 
-def _rows_of_integers(backend: Backend, value: Any, length: int) -> Any:
+def rows_of_integers(backend: Backend, value: Any, length: int) -> Any:
+    """Return integers (1 or batch, length) as int64; 0 .. length - 1 for None."""
     rows = backend.arange(length) if value is None else backend.convert(value, "int64")
     return rows if rows.ndim == 2 else rows[None]
 

@@ -189,10 +189,7 @@ def attention_input(name: str, value: Any) -> None:
     """Check that an argument is an array or a dense tensor (batch, heads, length, head_dim)."""
     check_plain(name, value)
     array(name, value)
-    if value.ndim != 4:
-        raise ValueError(
-            f"{name} must have shape (batch, heads, length, head_dim), got {tuple(value.shape)}"
-        )
+    _check_four_axes(name, value.shape)
     if getattr(value, "is_nested", False):
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
 
@@ -225,10 +222,7 @@ def check_shapes(
 ) -> None:
     """Check that query, key and value have four axes each and shapes that go together."""
     for name, shape in (("query", query_shape), ("key", key_shape), ("value", value_shape)):
-        if len(shape) != 4:
-            raise ValueError(
-                f"{name} must have shape (batch, heads, length, head_dim), got {tuple(shape)}"
-            )
+        _check_four_axes(name, shape)
     (batch, heads, _, head_dim), key_shape = query_shape, tuple(key_shape)
     if tuple(value_shape) != key_shape:
         raise ValueError(f"value must have key's shape {key_shape}, got {tuple(value_shape)}")
@@ -241,6 +235,14 @@ def check_shapes(
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
     integer("query length", query_shape[2], minimum=0)
     integer("key length", key_shape[2], minimum=0)
+
+
+def _check_four_axes(name: str, shape: tuple[int, ...]) -> None:
+    """Check that queries, keys or values have the axes of attention."""
+    if len(shape) != 4:
+        raise ValueError(
+            f"{name} must have shape (batch, heads, length, head_dim), got {tuple(shape)}"
+        )
 
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = None) -> str:

@@ -19,7 +19,6 @@ from ntk_alibi.biases.slopes import (
     SIDES,
     ModelSlopes,
     Sides,
-    both_sides,
     check_slopes,
     hidden_sides,
     with_axes,
@@ -118,7 +117,9 @@ class ALiBi(BiasObject):
     @property
     def parameters(self) -> tuple[Any, ...]:
         """The left and right slopes from the argument `slopes`; empty for standard slopes."""
-        return () if self.slopes is None else both_sides(self.slopes)
+        if self.slopes is None:
+            return ()
+        return self.slopes if isinstance(self.slopes, tuple) else (self.slopes, self.slopes)
 
     @property
     def query_length(self) -> int | None:
@@ -149,8 +150,7 @@ class ALiBi(BiasObject):
         return with_knee(bias.checked(problem), knee.for_lengths(token_counts(knee, problem)))
 
     def _given_slopes(self, like: Any) -> tuple[Any, Any]:
-        sides = (parameter(side, like, name="slopes") for side in both_sides(self.slopes))
-        left, right = map(with_axes, sides)
+        left, right = (with_axes(parameter(x, like, name="slopes")) for x in self.parameters)
         backend = backend_of(left)
         hidden = backend.convert(hidden_sides(self.sides, self.num_heads))
         where = backend.xp.where

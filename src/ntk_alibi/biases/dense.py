@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -72,10 +73,7 @@ def build_alibi_tensor(
     batch, key_length = mask.shape
     lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
     slopes = ModelSlopes(heads).slopes(scaling, lengths)
-
-    def write(storage: NDArray[Any], dtype: _core.DType) -> None:
-        _core.key_bias(mask, slopes, getattr(_core.Anchor, anchor), dtype, storage)
-
+    write = partial(_core.key_bias, mask, slopes, getattr(_core.Anchor, anchor))
     shape = (batch * heads, 1, key_length)
     backend = backend_of(attention_mask)
     return cast("ArrayT", backend.convert(_filled(write, shape, name, out, backend)))
@@ -104,7 +102,9 @@ def dense_bias(
     Under a causal mask keys ahead of the query get -inf.
     """
     if bias.left is not None and bias.far_left is None and not bias.exempt:
-        return _relative(bias, problem, dtype, out, backend)
+        shape = (max(bias.left.shape[0], bias.right.shape[0]), *problem.shape[1:])
+        write = partial(_core.relative_bias, bias.left, bias.right)
+        return _filled(write, shape, dtype, out, backend)
     positions = problem.positions()
     finite, hidden = bias.values(*positions)
     if problem.mask.causal:
@@ -119,41 +119,27 @@ def dense_bias(
     return out
 
 
-def _relative(
-    bias: KernelBias, problem: Problem, dtype: str, out: Array | None, backend: Backend
-) -> Array:
-    left, right = bias.left, bias.right
-
-    def write(storage: NDArray[Any], core_dtype: _core.DType) -> None:
-        _core.relative_bias(left, right, core_dtype, storage)
-
-    shape = (max(left.shape[0], right.shape[0]), *problem.shape[1:])
-    return _filled(write, shape, dtype, out, backend)
-
-
 def _filled(
-    write: Callable[[NDArray[Any], _core.DType], None],
+    write: Callable[[_core.DType, NDArray[Any]], None],
     shape: tuple[int, ...],
     dtype: str,
     out: Array | None,
     backend: Backend,
 ) -> Array:
-    """Return the caller's buffer or a new array, filled by write(memory, dtype).
+    """Return the caller's buffer or a new array, filled by write(dtype, memory).
 
     A float64 result has float32 values.
     """
     if out is not None:
         _checks.out(out, shape, dtype, backend)
     core_dtype = "float32" if dtype == "float64" else dtype
-    new = out is None or dtype == "float64"
-    bits = "int16" if core_dtype == "bfloat16" else core_dtype
-    memory = np.empty(shape, bits) if new else backend.storage(out)
-    write(memory, _arrays.CORE_DTYPES[core_dtype])
-    result: Any = backend.on_memory(memory, core_dtype) if new else out
-    if dtype != core_dtype:
-        wide, result = backend.cast(result, "float64"), out
-        if result is None:
-            result = wide
-        else:
-            result[...] = wide
-    return cast("Array", result)
+    if out is not None and dtype == core_dtype:
+        write(_arrays.CORE_DTYPES[dtype], backend.storage(out))
+        return out
+    memory = np.empty(shape, "int16" if core_dtype == "bfloat16" else core_dtype)
+    write(_arrays.CORE_DTYPES[core_dtype], memory)
+    result: Any = backend.cast(backend.on_memory(memory, core_dtype), dtype)
+    if out is None:
+        return cast("Array", result)
+    out[...] = result
+    return out

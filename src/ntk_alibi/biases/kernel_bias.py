@@ -313,15 +313,8 @@ class KernelBias(NamedTuple):
 
         Both are tensors on like's device, which broadcast to (batch, heads, queries, keys).
         """
-        positions = problem.positions(like)
-        values, hidden = self.values(*positions)
-        seen = problem.mask.visible(*positions)[:, None] & ~hidden
-        if problem.visible is not None:
-            seen = seen & problem.visible.like(like)
-        if problem.key_padding_mask is None:
-            return values, seen
-        real = backend_of(like).convert(problem.key_padding_mask, "bool")
-        return values, seen & real[:, None, None, :]
+        values, hidden = self.values(*problem.positions(like))
+        return values, problem.visible_pairs(like) & ~hidden
 
     def _linear_values(self, queries: Any, keys: Any, distance: Any) -> tuple[Any, Any]:
         xp = backend_of(queries).xp
@@ -364,7 +357,7 @@ class KernelBias(NamedTuple):
         if self.dense is not None:
             dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])
             return _core.dense_bias(np.broadcast_to(dense, shape))
-        return _NONE
+        return _core.no_bias()
 
 
 def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:
@@ -381,7 +374,5 @@ def _check_heads(name: str, heads: int, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have the bias's {shape[1]} heads, got {heads}")
 
 
-_NONE = _core.no_bias()
-
 #: No bias.
-NO_BIAS = KernelBias(core=_NONE)
+NO_BIAS = KernelBias(core=_core.no_bias())

@@ -41,11 +41,6 @@ def left_heads(heads: int) -> int:
     return heads - heads // 2
 
 
-def both_sides(slopes: Any) -> tuple[Any, Any]:
-    """Return left and right slopes from a pair, or from one array for both."""
-    return slopes if isinstance(slopes, tuple) else (slopes, slopes)
-
-
 def with_axes(slopes: Any) -> Any:
     """Add axes to slopes, an array or a tensor: (1 or batch, heads, 1 or queries)."""
     if slopes.ndim == 1:
@@ -161,10 +156,10 @@ def alibi_slopes(
     heads = _checks.num_heads(num_heads)
     checked_scaling(scaling)
     _checks.choice("rule", rule, SLOPE_RULES)
-    checked = None
-    if scaling_per(scaling) is not None and lengths is not None:
-        checked = checked_lengths(lengths, ndim=(1, 2) if scaling_per(scaling) == "query" else (1,))
-        if scaling_per(scaling) == "query" and checked.ndim == 1:
+    per, checked = scaling_per(scaling), None
+    if per is not None and lengths is not None:
+        checked = checked_lengths(lengths, ndim=(1, 2) if per == "query" else (1,))
+        if per == "query" and checked.ndim == 1:
             queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
             checked = np.maximum(checked[:, None] - queries_after, 0)
     exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))

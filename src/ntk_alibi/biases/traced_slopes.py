@@ -28,26 +28,20 @@ def traced_slopes(
     Raises:
         ValueError: the scaling is not one of `STATIC_TYPES`.
     """
-    if scaling is not None:
-        _check_static(scaling)
-        scaling, _ = split_knee(scaling)
-    config = scaling_to_config(scaling)
+    known = STATIC_TYPES.values()
+    if scaling is not None and type(scaling) not in known:  # subclasses may have other slopes
+        allowed = ", ".join(kind.__name__ for kind in known)
+        raise ValueError(
+            f"scaling must be None or one of {allowed} where torch traces attention, got "
+            f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
+        )
+    config = scaling_to_config(split_knee(scaling)[0])
     names = [name for name in config if name != "alibi_type"]
     values = [float(config[name]) for name in names]
     pair: tuple[torch.Tensor, torch.Tensor] = _slopes(
         like.detach(), num_heads, config["alibi_type"], names, values, sides
     )
     return pair
-
-
-def _check_static(scaling: Any) -> None:
-    known = STATIC_TYPES.values()
-    if type(scaling) not in known:  # subclasses may have other slopes
-        names = ", ".join(kind.__name__ for kind in known)
-        raise ValueError(
-            f"scaling must be None or one of {names} where torch traces attention, got "
-            f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
-        )
 
 
 @torch.library.custom_op(

@@ -178,21 +178,20 @@ class BiasBounds:
         Returns:
             Two arrays that broadcast to (tiles, blocks).
         """
-        row = batch if query.first.shape[0] > 1 else 0
-        at = batch if blocks.first.shape[0] > 1 else 0
-        count = np.log(np.maximum(blocks.real[at], 1).astype(np.float64))[None]
+        real = _of_row(blocks.real, batch)[None]
+        count = np.log(np.maximum(real, 1).astype(np.float64))
         if self._bias.sums is not None:
             assert query.sums is not None
             assert blocks.sums is not None
-            c = query.sums[batch if len(query.sums) > 1 else 0, head, tiles, None]
-            k = blocks.sums[batch if len(blocks.sums) > 1 else 0, head][None]
+            c = _of_row(query.sums, batch)[head, tiles, None]
+            k = _of_row(blocks.sums, batch)[head][None]
             return c - k, count
-        behind = query.first[row, tiles, None] - blocks.last[at][None]
-        ahead = blocks.first[at][None] - query.last[row, tiles, None]
+        behind = _of_row(query.first, batch)[tiles, None] - _of_row(blocks.last, batch)[None]
+        ahead = _of_row(blocks.first, batch)[None] - _of_row(query.last, batch)[tiles, None]
         if self._bias.table is not None:
             return self._table_bound(head, behind, ahead), count
         bound, rate = self._slope_bound(head, batch, tiles, behind, ahead)
-        rate = np.where(blocks.distinct[at][None], rate, 0.0)
+        rate = np.where(_of_row(blocks.distinct, batch)[None], rate, 0.0)
         return bound, np.log(_sum_of_weights(rate, np.exp(count)))
 
     def beyond(self, distance: float) -> float:
@@ -219,8 +218,7 @@ class BiasBounds:
         """Return the bound at a block's nearest key, and how fast it falls beyond that key."""
 
         def least(name: str) -> Floats:
-            side = self._least[name]
-            row = side[batch if len(side) > 1 else 0, head]
+            row = _of_row(self._least[name], batch)[head]
             column: Floats = (row[tiles] if len(row) > 1 else row)[:, None]
             return column
 
@@ -268,7 +266,7 @@ def needed_blocks(
     key_heads = sources[0].norms.shape[1]
     wanted = [np.zeros((batch, key_heads, x.norms.shape[2]), np.bool_) for x in sources]
     for b in range(batch):
-        any_tile = [x[b if len(x) > 1 else 0].any(axis=0) for x in seen]
+        any_tile = [_of_row(x, b).any(axis=0) for x in seen]
         for head in range(heads):
             needed = any_tile
             if share > 0.0 and bias.proven:
@@ -318,7 +316,7 @@ def _log_shares(
             share = scores + bound + count + query.room[source, batch, head, tiles, None]
         # NaN comes from infinite scores and from missing lower bounds, and proves nothing.
         share = np.where(np.isnan(share), np.inf, share)
-        share = np.where(visible[batch if len(visible) > 1 else 0, tiles], share, -np.inf)
+        share = np.where(_of_row(visible, batch)[tiles], share, -np.inf)
         worst = np.maximum(worst, share.max(axis=0, initial=-np.inf))
     return worst
 
@@ -332,6 +330,11 @@ def _needed(worst: list[Floats], share: float) -> list[NDArray[np.bool_]]:
     keep = np.zeros(len(every), np.bool_)
     keep[order] = total > share * (1.0 - 2.0**-20)
     return np.split(keep, np.cumsum([len(x) for x in worst])[:-1])
+
+
+def _of_row(array: NDArray[Any], batch: int) -> Any:
+    """Return a row of an array (1 or batch, ...), whose single row counts for all."""
+    return array[batch if len(array) > 1 else 0]
 
 
 def _all_differ(positions: NDArray[Any], axis: int) -> NDArray[np.bool_]:

@@ -24,6 +24,7 @@ from ntk_alibi.distributed.sequence import Sequence, describe_bias, without_posi
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.masks import AT_END, Problem, checked_key_padding_mask, checked_positions
+from ntk_alibi.masks.segments import select_rows
 from ntk_alibi.positions.log_n import as_log_n
 from ntk_alibi.torch.operator import attend_tensors
 
@@ -193,7 +194,7 @@ class RankCall:
         for (b, blocks), members in groups.items():
             own = [row * group + i for row in members for i in range(group)]
             before: Any = tuple(torch.cat([parts[b][h][i] for h in own], 1) for i in (0, 1))
-            found = self._attend_blocks(plan.block, arrived, b, blocks, members, own, before)
+            found = self._attend_blocks(arrived, b, blocks, members, own, before)
             for index, h in enumerate(own):
                 parts[b][h] = tuple(x[:, index : index + 1] for x in found)
         joined = [[torch.cat([p[i] for p in row], 1) for row in parts] for i in (0, 1)]
@@ -201,7 +202,6 @@ class RankCall:
 
     def _attend_blocks(
         self,
-        size: int,
         arrived: dict[str, Any],
         b: int,
         blocks: tuple[tuple[int, int], ...],
@@ -212,7 +212,6 @@ class RankCall:
         """Attend to received blocks that several heads share, and merge the results with `before`.
 
         Args:
-            size: number of keys in a block.
             arrived: the blocks of all rows.
             b: index of the batch row.
             blocks: rank and index of each block.
@@ -220,7 +219,7 @@ class RankCall:
             own: the query heads that read them.
             before: output and logsumexp of these heads over this rank's keys.
         """
-        call, whole = self._call, self._sequence.problem
+        call, whole, size = self._call, self._sequence.problem, self._sequence.block
         starts = np.cumsum([0, *self._sequence.lengths])
         columns = np.concatenate(
             [starts[rank] + block * size + np.arange(size) for rank, block in blocks]
@@ -229,11 +228,12 @@ class RankCall:
         columns = np.minimum(columns, starts[-1] - 1)
         if whole.key_padding_mask is not None:
             shown &= whole.key_padding_mask[b, columns] > 0
-        at_queries: Any = _select_row(whole.query_positions, b)
-        at_keys: Any = _select_row(whole.key_positions, b)[:, columns]
+        row = slice(b, b + 1)
+        at_queries = select_rows(whole.query_positions, row)
+        at_keys = select_rows(whole.key_positions, row)[:, columns]
         tokens = torch.stack([arrived["keys"][at].flatten(0, 1) for at in members.values()])[None]
         key, value = tokens.split(call.key.shape[3], dim=-1)
-        kernel = call.bias.for_rows(slice(b, b + 1)).for_heads(own)
+        kernel = call.bias.for_rows(row).for_heads(own)
         if kernel.dense is not None and kernel.dense.ndim and kernel.dense.shape[-1] > 1:
             kernel = kernel._replace(dense=kernel.dense[..., columns])
         if kernel.sums is not None:
@@ -243,16 +243,16 @@ class RankCall:
                 kernel = kernel._replace(sums=None, dense=dense.to(call.query.dtype))
             else:  # queries must be the last keys: this rank's keys follow the others, hidden
                 own_key, own_value = (
-                    x[b : b + 1, list(members)].detach() for x in (call.key, call.value)
+                    x[row, list(members)].detach() for x in (call.key, call.value)
                 )
                 key, value = torch.cat([key, own_key], 2), torch.cat([value, own_value], 2)
                 shown = np.append(shown, np.zeros(own_key.shape[2], np.bool_))
                 kernel = kernel._replace(sums=torch.cat([sums, kernel.sums], -1))
                 at_queries = at_keys = None
-        factors = None if call.factors is None else _select_row(call.factors, b)
+        factors = select_rows(call.factors, row)
         if factors is not None and factors.shape[1] > 1:
             factors = factors[:, own]
-        query = call.query[b : b + 1, own]
+        query = call.query[row, own]
         real = None if shown.all() else shown.view(np.uint8)[None]
         shape = (*query.shape[:3], key.shape[2])
         problem = Problem(shape, call.problem.mask, real, at_queries, at_keys, at_keys is not None)
@@ -269,11 +269,6 @@ class RankCall:
             )
         )
         return merge((before[0], output), (before[1], logsumexp))
-
-
-def _select_row(array: Any, b: int) -> Any:
-    """Return (1, ...) of an array (1 or batch, ...)."""
-    return array[b : b + 1] if len(array) > 1 else array
 
 
 def _group_by_blocks(

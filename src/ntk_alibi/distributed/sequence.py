@@ -239,7 +239,7 @@ def describe_bias(bias: Any) -> str:
         if _same_for_all_queries(bias):
             add(bias)
         return f"an array, hash {digest.hexdigest()[:12]}"
-    if not getattr(bias, "per_token", False) and bias.query_length is None:
+    if not bias.per_token and bias.query_length is None:
         for parameter in bias.parameters:
             add(parameter)
     for name, value in sorted(vars(bias).items()):

@@ -118,20 +118,17 @@ class AttentionCall(NamedTuple):
 
     def part(self, queries: slice, keys: slice) -> AttentionCall:
         """Return the call of some queries and some keys."""
-        initial = self.initial_logsumexp
-        return self.with_inputs(
-            self.query[:, :, queries],
-            self.key[:, :, keys],
-            self.value[:, :, keys],
-            bias=self.bias.part(queries, keys, self.problem),
-            problem=self.problem.part(queries, keys),
-            factors=None if self.factors is None else self.factors[:, :, queries],
-            initial_logsumexp=None if initial is None else initial[:, :, queries],
-            dropout=self.dropout and self.dropout.part(query=queries.start, key=keys.start),
-        )
+        bias = self.bias.part(queries, keys, self.problem)
+        problem = self.problem.part(queries, keys)
+        return self._cut(Segment(slice(None), queries, keys), bias, problem)
 
     def for_segment(self, segment: Segment) -> AttentionCall:
         """Return the call of one packed segment."""
+        problem = self.problem.for_segment(segment)
+        return self._cut(segment, self.bias.for_segment(segment), problem)
+
+    def _cut(self, segment: Segment, bias: KernelBias, problem: Problem) -> AttentionCall:
+        """Return the call of some rows, queries and keys, whose bias and problem are given."""
         rows, queries, keys = segment
         factors, initial = (
             x if x is None else select_rows(x, rows)[:, :, queries]
@@ -141,11 +138,12 @@ class AttentionCall(NamedTuple):
             self.query[rows, :, queries],
             self.key[rows, :, keys],
             self.value[rows, :, keys],
-            bias=self.bias.for_segment(segment),
-            problem=self.problem.for_segment(segment),
+            bias=bias,
+            problem=problem,
             factors=factors,
             initial_logsumexp=initial,
-            dropout=self.dropout and self.dropout.part(rows.start, 0, queries.start, keys.start),
+            dropout=self.dropout
+            and self.dropout.part(rows.start or 0, 0, queries.start, keys.start),
         )
 
 
@@ -291,7 +289,7 @@ def checked_call(
         initial_logsumexp = backend_of(query).convert(initial[1], "float64")
 
     # Norms of the keys, which must be at consecutive positions.
-    norms, key_norms = None, options["key_norms"]
+    key_norms = options["key_norms"]
     if key_norms is not None:
         if not hasattr(key_norms, "norms"):
             raise TypeError(
@@ -310,14 +308,13 @@ def checked_call(
             )
         if got[3] != key_shape[3]:
             raise ValueError(f"key_norms must be of key's head_dim {key_shape[3]}, got {got[3]}")
-        norms = key_norms
 
     dropped = None
     if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:
         dropped = checked_dropout(options["dropout"], options["seed"], query, key.shape[2])
     return AttentionCall(
         query, key, value, kernel, problem, way, rule, scale, skip_tolerance,
-        rotary, factors, initial_logsumexp, memory, norms, dropped,
+        rotary, factors, initial_logsumexp, memory, key_norms, dropped,
     )  # fmt: skip
 
 

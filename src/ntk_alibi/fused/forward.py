@@ -53,15 +53,9 @@ def forward(
     subsets = key_subsets(call)
     counts = np.zeros((*call.query.shape[:2], len(fields(Stats))), np.int64) if stats else None
     if len(subsets) == 1:
-        output, logsumexp = attend_subset(
-            call,
-            subsets[0],
-            memory=call.memory,
-            counts=counts,
-            log=log,
-            initial_logsumexp=call.initial_logsumexp,
-        )
-    else:  # initial_logsumexp would count in both subsets
+        output, logsumexp = attend_subset(call, subsets[0], counts=counts, log=log)
+    else:
+        call = without_initial(call)
         results = [attend_subset(call, subset, counts=counts) for subset in subsets]
         output, logsumexp = merge_checked(*zip(*results, strict=True))
     return output, logsumexp, None if counts is None else Stats(*np.moveaxis(counts, 2, 0))
@@ -124,14 +118,17 @@ def shifted_queries(call: AttentionCall) -> tuple[NDArray[np.bool_], NDArray[np.
     return ~itself, exempt_queries(call)
 
 
+def without_initial(call: AttentionCall) -> AttentionCall:
+    """Return the call for one of several subsets, in each of which `initial` would count."""
+    return call._replace(initial_logsumexp=None, memory=None)  # memory has one output
+
+
 def attend_subset(
     call: AttentionCall,
     subset: KeySubset,
     *,
-    memory: Any = None,
     counts: NDArray[np.int64] | None = None,
     log: bool = True,
-    initial_logsumexp: Any = None,
 ) -> tuple[Any, Any]:
     """Return output and logsumexp (None without log) over a subset of the keys.
 
@@ -144,12 +141,12 @@ def attend_subset(
         call.query,
         call.key,
         call.value,
-        memory=memory,
+        memory=call.memory,
         norms=call.norms,
         dropout=call.dropout,
         log=log,
         counts=counts,
-        initial_logsumexp=initial_logsumexp,
+        initial_logsumexp=call.initial_logsumexp,
     )
     if logsumexp is not None and subset.shift is not None:
         logsumexp += backend_of(output).convert(subset.shift)

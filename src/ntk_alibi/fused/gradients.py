@@ -24,6 +24,7 @@ from ntk_alibi.fused.forward import (
     key_subsets,
     rounded_logsumexp,
     shifted_queries,
+    without_initial,
 )
 from ntk_alibi.fused.parts import Part, attend_in_parts, rotated_parts, times_factor
 from ntk_alibi.masks import Segment
@@ -173,7 +174,7 @@ def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
     """Return a logsumexp without its rounding to float32, which would change all weights."""
     if _arrays.dtype_name(logsumexp.dtype) == "float64":
         return logsumexp
-    rounded = _arrays.to_numpy(backend_of(logsumexp).detached(logsumexp)).astype(np.float32)
+    rounded = _arrays.to_numpy(logsumexp).astype(np.float32)
     large = np.abs(rounded) > GREATEST_ROUNDED_LOGSUMEXP
     large &= np.isfinite(rounded)
     if not large.any():
@@ -233,7 +234,7 @@ def compute_gradients(
         for name in call.bias.slopes:  # slopes do not act on exempt queries
             bias[name][np.broadcast_to(exempt_queries(call), bias[name].shape)] = 0
         if call.bias.first is not None:
-            output, log = attend_subset(call, subsets[0])
+            output, log = attend_subset(without_initial(call), subsets[0])
             bias["first"] = _first_gradient(call, results, output, _arrays.to_numpy(log))
     query_gradient = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     return _gradients(call, query_gradient, key_gradient, value_gradient, bias)

@@ -67,10 +67,13 @@ class KeyNorms:
             ValueError: key does not have four axes, is shorter than before, or has another batch,
                 number of heads or head_dim.
         """
-        if not is_quantized(key):
-            array: Any = key
-            _checks.attention_input("key", array)
-            _checks.floating_dtype(array.dtype, _arrays.CORE_DTYPES, "key")
+        rows: Any = key
+        scales = None
+        if is_quantized(rows):
+            rows, scales = rows.numbers, rows.scales
+        else:
+            _checks.attention_input("key", rows)
+            _checks.floating_dtype(rows.dtype, _arrays.CORE_DTYPES, "key")
         if not has_values(key):
             raise ValueError("key must have values, got a tensor that torch traces or transforms")
         batch, heads, length, head_dim = key.shape
@@ -86,15 +89,13 @@ class KeyNorms:
         blocks = -(-length // BLOCK)
         if self.norms.shape[:2] != (batch, heads) or blocks > self.norms.shape[2]:
             grown = np.empty((batch, heads, max(blocks, 2 * self.norms.shape[2]), 3), np.float32)
-            old = self.norms.shape[2] if self.length else 0
-            grown[:, :, :old] = self.norms[:, :, :old] if old else 0.0
+            if self.length:
+                grown[:, :, : self.norms.shape[2]] = self.norms
             self.norms = grown
         if self.centres.shape != (batch, heads, head_dim):
             self.centres = np.empty((batch, heads, head_dim), np.float32)
-        quantized: Any = key if is_quantized(key) else None
-        rows = key if quantized is None else quantized.numbers
         memory = backend_of(rows).storage(rows)
-        scales = None if quantized is None else readable(quantized.scales)
+        scales = None if scales is None else readable(scales)
         _core.measure_key_norms(memory, self.length, self.norms, self.centres, scales)
         self.length = length
         return self

@@ -128,13 +128,8 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
     whole = Segment(slice(0, batch), slice(0, queries), slice(0, keys))
     if not rotary.decays or 0 in (batch, queries):
         return [Part(whole, rotated)]
-    if not segments:
-        return list(_query_runs(rotated, whole, rotary))
-    return [
-        run
-        for segment in segments
-        for run in _query_runs(rotated.for_segment(segment), segment, rotary)
-    ]
+    cut = [(segment, rotated.for_segment(segment)) for segment in segments] or [(whole, rotated)]
+    return [run for segment, part in cut for run in _query_runs(part, segment, rotary)]
 
 
 def _query_runs(call: AttentionCall, segment: Segment, rotary: Any) -> Iterator[Part]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi._backends import backend_of
+from ntk_alibi._backends import backend_of, rows_of_integers
 from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.masks.block_mask import BlockMask
 from ntk_alibi.masks.mask import Mask
@@ -119,10 +119,10 @@ class Problem(NamedTuple):
         """Return positions of queries and keys, (1 or batch, length) int64 of like's framework."""
         queries, keys = self.shape[2:]
         backend = backend_of(like)
-        at_keys = backend.rows_of_integers(self.key_positions, keys)
+        at_keys = rows_of_integers(backend, self.key_positions, keys)
         if self.query_positions is None:
             return backend.arange(queries)[None] + (keys - queries), at_keys
-        return backend.rows_of_integers(self.query_positions, queries), at_keys
+        return rows_of_integers(backend, self.query_positions, queries), at_keys
 
     def visible_count(self, like: Any = None) -> Any:
         """Count the keys that each query sees, in like's framework.
@@ -182,7 +182,7 @@ class Problem(NamedTuple):
             return (int(least), int(most)) if least <= most else (0, -1)
         q_least, q_most = _ranges(self.query_positions, keys - queries, keys - 1)
         k_least, k_most = _ranges(self.key_positions, 0, keys - 1)
-        least, most = max(_least(q_least - k_most), lower), min(-_least(k_least - q_most), upper)
+        least, most = max(np.min(q_least - k_most), lower), min(np.max(q_most - k_least), upper)
         return (int(least), int(most)) if least <= most else (0, -1)
 
     def _count_pairs(self, like: Any) -> Any:
@@ -191,10 +191,10 @@ class Problem(NamedTuple):
             slice(begin, min(begin + QUERIES_AT_ONCE, self.shape[2]))
             for begin in range(0, max(self.shape[2], 1), QUERIES_AT_ONCE)
         ]
-        counts = [self._visible_pairs(run, like).sum(-1) for run in runs]
+        counts = [self.visible_pairs(like, run).sum(-1) for run in runs]
         return backend_of(counts[0]).xp.concatenate(counts, -1)
 
-    def _visible_pairs(self, run: slice, like: Any) -> Any:
+    def visible_pairs(self, like: Any, run: slice = slice(None)) -> Any:
         """Return which keys a run of queries sees, (1 or batch, 1 or heads, run, K)."""
         at_queries, at_keys = self.positions(like)
         seen = self.mask.visible(at_queries[:, run], at_keys)[:, None]
@@ -222,27 +222,22 @@ class Problem(NamedTuple):
 
     def for_segment(self, segment: Segment) -> Problem:
         """Return the problem of one segment; positions that equal its columns are None."""
-        real, at_queries, at_keys = (
-            select_rows(x, segment.rows)
-            for x in (self.key_padding_mask, self.query_positions, self.key_positions)
-        )
-        rows, queries, keys = (x.stop - x.start for x in segment)
-        if real is not None:
-            real = backend_of(real).contiguous(real[:, segment.keys])
-        at_queries, at_keys = at_queries[:, segment.queries], at_keys[:, segment.keys]
-        if (at_keys == np.arange(keys)).all():
-            at_keys = None
-            if (at_queries == np.arange(keys - queries, keys)).all():
-                at_queries = None
-        return self._replace(
-            shape=(rows, self.shape[1], queries, keys),
-            key_padding_mask=real,
-            query_positions=at_queries,
-            key_positions=at_keys,
+        rows = segment.rows
+        of_rows = self._replace(
+            shape=(rows.stop - rows.start, *self.shape[1:]),
+            key_padding_mask=select_rows(self.key_padding_mask, rows),
+            query_positions=select_rows(self.query_positions, rows),
+            key_positions=select_rows(self.key_positions, rows),
             segment_ids=None,
-            visible=self.visible
-            and self.visible.for_rows(segment.rows).part(segment.queries, segment.keys),
+            visible=self.visible and self.visible.for_rows(rows),
         )
+        part = of_rows.part(segment.queries, segment.keys)
+        queries, keys = part.shape[2:]
+        if (part.key_positions == np.arange(keys)).all():
+            columns = (part.query_positions == np.arange(keys - queries, keys)).all()
+            at_queries = None if columns else part.query_positions
+            part = part._replace(query_positions=at_queries, key_positions=None)
+        return part
 
     def for_heads(self, heads: int | slice) -> Problem:
         """Return the problem of some heads, or of another number of heads with one mask."""
@@ -361,10 +356,6 @@ def _ranges(positions: Any, first: int, last: int) -> tuple[Any, Any]:
         return first, last
     rows = _arrays.to_numpy(positions).astype(np.int64)
     return rows.min(axis=1), rows.max(axis=1)
-
-
-def _least(values: Any) -> int:
-    return values if isinstance(values, int) else int(values.min())
 
 
 def _rows(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array, ArrayT
-from ntk_alibi._backends import backend_of, promote_to_float32
+from ntk_alibi._backends import backend_of, promote_to_float32, rows_of_integers
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.scaling import NTK, Interpolation, check_one_layer
 
@@ -79,11 +79,11 @@ class _Rotary:
             first, second = x[..., : self.pairs], x[..., self.pairs : split]
         with backend.without_warnings():  # infinity in padding
             both = [first * cos - second * sin, second * cos + first * sin]
-        return module.concatenate([self._join_pairs(both, x), x[..., split:]], -1)
+        return module.concatenate([self._join_pairs(both), x[..., split:]], -1)
 
-    def _join_pairs(self, both: list[Any], example: Any) -> Any:
+    def _join_pairs(self, both: list[Any]) -> Any:
         """Return the first and the second channels of all pairs in the order of the layout."""
-        module = backend_of(example).xp
+        module = backend_of(both[0]).xp
         if self.layout == "halves":
             return module.concatenate(both, -1)
         return module.stack(both, -1).reshape((*both[0].shape[:-1], 2 * self.pairs))
@@ -196,7 +196,7 @@ class RoPE(_Rotary):
         if not is_tracing():
             masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
         backend = backend_of(x)
-        at = backend.rows_of_integers(positions, x.shape[2])
+        at = rows_of_integers(backend, positions, x.shape[2])
         result: ArrayT = backend.cast(self.rotated(x, at), x.dtype)
         return result
 
@@ -261,4 +261,4 @@ class XPOS(_Rotary):
         zeta = (pair / self.pairs + self.gamma) / (1.0 + self.gamma)
         rates = module.log(zeta) / self.scale_base
         others = 0.0 * backend.arange(self.head_dim - 2 * self.pairs)
-        return module.concatenate([self._join_pairs([rates, rates], example), others], -1)
+        return module.concatenate([self._join_pairs([rates, rates]), others], -1)

@@ -180,9 +180,18 @@ def _layers(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, repr=False)
 class WeightedScaling(LayeredScaling):
-    """A scaling with a weight for each head, which subclasses define."""
+    """A scaling of slopes by a factor, with a weight for each head; subclasses define both."""
+
+    def scale_exponents(
+        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
+    ) -> Floats:
+        """Return the scaled exponents, as `Scaling` defines; a constant factor ignores lengths."""
+        return _stretch(exponents, self._weights(exponents), self._factor(lengths))
 
     def _weights(self, exponents: Floats) -> Floats:
+        raise NotImplementedError
+
+    def _factor(self, lengths: NDArray[np.int64] | None) -> Any:
         raise NotImplementedError
 
 
@@ -197,11 +206,8 @@ class StaticScaling(WeightedScaling):
         super().__post_init__()
         object.__setattr__(self, "factor", _checks.finite("factor", self.factor, minimum=1.0))
 
-    def scale_exponents(
-        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
-    ) -> Floats:
-        """Return the scaled exponents, as `Scaling` defines; lengths are ignored."""
-        return _stretch(exponents, self._weights(exponents), self.factor)
+    def _factor(self, lengths: NDArray[np.int64] | None) -> float:
+        return self.factor
 
 
 @dataclass(frozen=True, repr=False)
@@ -242,12 +248,6 @@ class GrowingFactor(LayeredScaling):
 @dataclass(frozen=True, repr=False)
 class DynamicScaling(GrowingFactor, WeightedScaling):
     """A scaling of slopes whose factor grows with the text."""
-
-    def scale_exponents(
-        self, exponents: Floats, lengths: NDArray[np.int64] | None = None
-    ) -> Floats:
-        """Return the scaled exponents, as `Scaling` defines."""
-        return _stretch(exponents, self._weights(exponents), self._factor(lengths))
 
 
 class FlattestHeads(WeightedScaling):

@@ -137,7 +137,7 @@ class AlibiAttention(nn.Module):
         self.bias, self.scaling, self.dropout = bias, scaling, dropout
         self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align
-        masks.checked_alignment(align, None)
+        masks.checked_alignment(align)
         self.q_linear = nn.Linear(size, size)
         self.k_linear = nn.Linear(size, groups * self.head_dim)
         self.v_linear = nn.Linear(size, groups * self.head_dim)

@@ -8,9 +8,8 @@ derivatives, and for float64, torch/chunks.py computes, and torch/devices on oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +26,9 @@ from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 from ntk_alibi.fused.parts import Results, attend_in_parts
 from ntk_alibi.masks import BlockMask, Mask, Problem, SegmentIds
-from ntk_alibi.torch.chunks import attention_by_chunks
+from ntk_alibi.torch.chunks import Tensors, attention_by_chunks
 from ntk_alibi.torch.devices.dispatch import attention_on_device
 from ntk_alibi.torch.dropout import make_dropout, to_integers, to_seed
-
-Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
@@ -238,12 +235,11 @@ def _differentiable_gradients(
 
 def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Compute a checked call of tensors: the output and, if log, the logsumexp."""
-    attend: Callable[[AttentionCall], Results] = partial(_attend, log=log)
     if call.way is Way.OPERATOR and call.rotary is None:
-        return attend_in_parts(call, attend)[:2]
+        return _attend(call, log=log)[:2]
     # Rotated inputs and scores are not rounded.
     with without_autocast(call.query.device.type):
-        return attend_in_parts(call, attend)[:2]
+        return attend_in_parts(call, partial(_attend, log=log))[:2]
 
 
 def _attend(call: AttentionCall, *, log: bool) -> Results:

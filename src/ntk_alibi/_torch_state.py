@@ -89,10 +89,15 @@ def _is_watched(torch: Any) -> bool:
             or torch._C._len_torch_dispatch_stack()
         )
     except AttributeError as error:
-        raise RuntimeError(
-            f"torch {torch.__version__} has no name by which ntk_alibi sees what torch does with "
-            f"tensors ({error}): use torch 2.9 to 2.14"
-        ) from error
+        refuse_torch(error)
+
+
+def refuse_torch(error: AttributeError) -> NoReturn:
+    """Refuse a torch without one of its private names, which says the error."""
+    raise RuntimeError(
+        f"torch {sys.modules['torch'].__version__} has no name by which ntk_alibi sees what torch "
+        f"does with tensors ({error}): use torch 2.9 to 2.14"
+    ) from error
 
 
 def find_tracer() -> str | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -74,8 +77,22 @@ def test_bad_inputs_get_a_sentence(change: Any, error: type[Exception], message:
         na.AlibiAttention(HEADS, SIZE)(*change(*inputs))
 
 
+TOLD = r"has no name by which .* use torch 2\.9 to 2\.14"
+
+
 def test_a_torch_without_a_private_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     query = torch.randn(1, 2, 3, 8)
     monkeypatch.delattr(torch._C, "_are_functorch_transforms_active")
-    with pytest.raises(RuntimeError, match=r"has no name by which .* use torch 2\.9 to 2\.14"):
+    with pytest.raises(RuntimeError, match=TOLD):
         na.attention(query, query, query)
+
+
+def test_an_operator_without_a_private_name_is_told() -> None:
+    code = """
+import torch
+from torch.utils import _python_dispatch
+del _python_dispatch._get_current_dispatch_mode_stack
+import ntk_alibi.torch.operator
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert re.search(TOLD, done.stderr.splitlines()[-1])

@@ -18,7 +18,13 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from ntk_alibi import _arrays
 from ntk_alibi._backends import backend_of
-from ntk_alibi._torch_state import Way, has_values, is_transformed, without_autocast
+from ntk_alibi._torch_state import (
+    Way,
+    has_values,
+    is_transformed,
+    refuse_torch,
+    without_autocast,
+)
 from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.call import AttentionCall, core_rule
@@ -295,7 +301,11 @@ def _count_of_product(query_shape: Any, key_shape: Any) -> int:
 
 # Counters that were entered before this module was imported have none of these formulas.
 _operators = torch.ops.ntk_alibi.attention, torch.ops.ntk_alibi.attention_backward
-for _mode in _python_dispatch._get_current_dispatch_mode_stack():
+try:
+    _modes = _python_dispatch._get_current_dispatch_mode_stack()
+except AttributeError as error:
+    refuse_torch(error)
+for _mode in _modes:
     _formulas = getattr(getattr(_mode, "counter", None), "flop_registry", {})
     _formulas.update({operator: flop_registry[operator] for operator in _operators})
 

@@ -11,7 +11,7 @@ It differs from the harness's HFLM in four ways:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.metadata import version
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.harness.passes import (
-    Pass,
-    group_prefixes,
-    scored_span,
-    tokens_and_edges,
-)
+from ntk_alibi.evaluation.harness.passes import Pass, group_prefixes, scored_span, token_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.integrations.settings import ATTENTIONS
 from ntk_alibi.methods import ORIGINAL, Method, named_method, parse_method, train_length_or_default
@@ -211,7 +206,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             "max_length": self.limit,
             "truncation": self.truncation_rule if self.limit else "nothing is cut off",
             "share_prefixes": self.share_prefixes,
-            "versions": _versions(),
+            "versions": {name: version(name) for name in PACKAGES},
         }
 
     def truncate(self, tokens: list[int], limit: int) -> list[int]:
@@ -295,9 +290,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
         It is None if an end is inside a token, or the text is too long.
         """
-        tokens, edges = tokens_and_edges(self.tokenizer, self.tok_encode(text), text)
-        if len(tokens) > self.max_length:
-            edges = {}
+        tokens = self.tok_encode(text)
+        fits = len(tokens) <= self.max_length
+        edges = token_edges(self.tokenizer, tokens, text) if fits else {}
         spans = [(edges.get(begin), edges.get(end)) for begin, end in scored]
         return tokens, [None if b is None or e is None else (b, e) for b, e in spans]
 
@@ -384,8 +379,3 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             strict=True,
         )
         return [(number, (float(ll.sum()), bool(g.all()))) for (number, _, _), ll, g in parts]
-
-
-@cache
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}

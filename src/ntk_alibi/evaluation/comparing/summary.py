@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.intervals import accuracy_entry, half_width, paired_difference
-from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+from ntk_alibi.evaluation.comparing.plan import Plan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,6 +34,9 @@ COLUMNS = {
     "perplexity": ["method", "begin", "end", "nats", "difference", "half_width"],
 }
 _TEXTS = ["task", "method"]
+
+#: Samples of the harness by method and task.
+Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 class Summary(dict[str, Any]):

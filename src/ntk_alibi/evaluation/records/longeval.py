@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -43,7 +42,6 @@ class Lines:
     questions: int = 32
     names: tuple[str, ...] = field(default=LINE_NAMES, repr=False)
     prose: tuple[str, ...] = field(default=(), repr=False)
-    name: ClassVar[str] = "lines"
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`."""
@@ -53,7 +51,7 @@ class Lines:
         names = [self.names[i] for i in rng.choice(len(self.names), most, replace=False)]
         answers = [str(answer) for answer in rng.integers(1000, 10000, most)]
         count = self._count_fitting_lines(encode, names, answers, length - len(builder))
-        check_room(count, self.name, length)
+        check_room(count, "lines", length)
         asked_lines = rng.choice(count, self.questions, replace=count < self.questions)
         lines = [(LINE_BEGIN.format(names[i]), answers[i], LINE_END) for i in range(count)]
         asked = [(LINE_QUESTION.format(names[i]), answers[i], LINE_END) for i in asked_lines]
@@ -113,7 +111,6 @@ class Topics:
     questions: int = 5
     topics: int = 12
     ask_any: bool = False
-    name: ClassVar[str] = "topics"
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`."""
@@ -132,7 +129,7 @@ class Topics:
             (TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END) for i in asked_topics
         ]
         room = builder.room(length, [*lines, *asked])
-        check_room(room, self.name, length)
+        check_room(room, "topics", length)
         shares = rng.random(count) + 0.5
         fillers = np.floor(room * shares / shares.sum()).astype(int)
         sources = []

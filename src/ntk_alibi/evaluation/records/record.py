@@ -44,11 +44,6 @@ class Case:
 class RecordKind(Protocol):
     """What draws records of one kind with questions: lines, topics, pass keys."""
 
-    @property
-    def name(self) -> str:
-        """Name of the kind in error messages."""
-        ...
-
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case of length tokens, or a few less.
 

@@ -58,7 +58,8 @@ def compare(
     samples, settings = harness.answers(lm, methods, tasks, cache)
     rows = [
         {
-            **{"task": name, "method": method},
+            "task": name,
+            "method": method,
             **summarise_samples(part),
             "published": published_percent(model, task, method),
             "command": command(lm, model, method, task, metadata),

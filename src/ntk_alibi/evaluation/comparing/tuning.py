@@ -171,7 +171,9 @@ def search(
     candidates = pd.DataFrame({"method": finalists}).join(pd.DataFrame(accuracies))
     best = finalists[chosen]
     found = {
-        **{"model": name, "length": wanted.length, "train_length": wanted.train_length},
+        "model": name,
+        "length": wanted.length,
+        "train_length": wanted.train_length,
         "trace": pd.concat(trace, ignore_index=True),
         "candidates": candidates.assign(
             difference=differences.mean(axis=1),

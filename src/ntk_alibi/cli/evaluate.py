@@ -97,7 +97,7 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         "records of lines, and conversations, for each length (default: 8 and 12)",
     )
     for name, what in _PLANNED.items():
-        parser.add_argument(subcommand.flag(name), type=int, metavar="N", help=what)
+        subcommand.number_option(parser, subcommand.flag(name), "N", what)
     parser.add_argument(
         "--document",
         metavar="FILE",

@@ -36,8 +36,7 @@ def _run(options: argparse.Namespace) -> None:
             "--length must be given with a dynamic method, such as dynamic-ntk:2:query, and no "
             f"other, got {method.name}"
         )
-    values = slopes_at(options.num_heads, method.scaling, options.length)
-    slopes = values.tolist()
+    slopes = slopes_at(options.num_heads, method.scaling, options.length).tolist()
     reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
     header = ["head", "slope", "tokens until the bias is -8"]
     rows = [

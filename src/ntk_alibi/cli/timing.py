@@ -43,13 +43,15 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + warm_up):
         gc.collect()
-        _call(before_round)
+        if before_round is not None:
+            before_round()
         runtime = None
         for name, call in calls.items():
             if runtimes and runtimes[name] != runtime:
                 time.sleep(REST)
                 runtime = runtimes[name]
-            _call(before_turn)
+            if before_turn is not None:
+                before_turn()
             elapsed = _turn(call, seconds_per_turn)
             if number >= warm_up:
                 seconds[name].append(elapsed)
@@ -65,8 +67,3 @@ def _turn(call: Call, seconds: float) -> float:
         del result  # freeing its memory is timed, too
         count += 1
     return (time.perf_counter() - begin) / count
-
-
-def _call(hook: Call | None) -> None:
-    if hook:
-        hook()

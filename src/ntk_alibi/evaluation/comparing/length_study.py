@@ -12,7 +12,7 @@ from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.methods import Method, parse_method, to_model_arguments
+from ntk_alibi.methods import Method, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
@@ -126,22 +126,22 @@ def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
 
 def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
     """Return the command that repeats each cell, by method and then by "<task>/<length>"."""
-    by_method: dict[str, dict[str, str]] = {}
-    for method in plan.methods:
-        model = f"pretrained={name},{to_model_arguments(method)},train_length={plan.train_length}"
-        by_method[method] = {
-            f"{task}/{length}": harness.command_line(model, f"ntk_alibi_{task}", made_from)
+    return {
+        method: {
+            f"{task}/{length}": harness.command_line(
+                name, method, plan.train_length, f"ntk_alibi_{task}", made_from
+            )
             for task, of_task in plan.tasks.items()
             for length, made_from in _split_by_length(of_task).items()
         }
-    return by_method
+        for method in plan.methods
+    }
 
 
 def _split_by_length(made_from: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Return, for each length, the metadata that makes only its records."""
-    lengths = made_from["lengths"]
-    only = {i: {"lengths": [length]} for i, length in enumerate(lengths)}
+    parts = {length: {**made_from, "lengths": [length]} for length in made_from["lengths"]}
     if isinstance(records := made_from.get("records"), tuple):
-        for i, count in enumerate(records):
-            only[i]["records"] = count
-    return {lengths[i]: {**made_from, **change} for i, change in only.items()}
+        for length, count in zip(made_from["lengths"], records, strict=True):
+            parts[length]["records"] = count
+    return parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +19,6 @@ DEFAULT_METHODS = (
     "dynamic-flat:2:query",
     "dynamic-flat:2:query:logn=0.5",
 )
-
-#: Samples of the harness by method and task.
-Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -77,11 +73,10 @@ class Plan:
         for name in ("prose_windows", "seed", "line_questions", "topic_questions"):
             least = int(name.endswith("questions"))
             _checks.integer(name, getattr(self, name), minimum=least)
-        name = f"multiples of the training length {self.train_length}"
-        lengths: Sequence[Any] = [round(x * self.train_length) for x in self.multiples]
-        if self.lengths is not None:
-            name, lengths = "lengths", self.lengths
-        least = int(self.lengths is not None)
+        name, lengths, least = "lengths", self.lengths, 1
+        if lengths is None:
+            name = f"multiples of the training length {self.train_length}"
+            lengths, least = tuple(self.token_lengths), 0
         for kind in _KINDS:  # texts must fit into memory while they are made
             field_name = f"{kind}_records"
             counts = getattr(self, field_name)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.intervals import accuracy_entry, half_width, paired_difference
-from ntk_alibi.evaluation.comparing.plan import Plan, Samples
+from ntk_alibi.evaluation.comparing.plan import Plan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,6 +34,9 @@ COLUMNS = {
     "perplexity": ["method", "begin", "end", "nats", "difference", "half_width"],
 }
 _TEXTS = ["task", "method"]
+
+#: Samples of the harness by method and task.
+Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 class Summary(dict[str, Any]):
@@ -124,25 +127,20 @@ def _answers(plan: Plan, samples: Samples) -> DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _accuracy(answers: DataFrame) -> dict[str, Any]:
-    """Return cases, accuracy and interval of answers; a record is a cluster of answers."""
+def _counts(answers: DataFrame) -> tuple[list[int], list[int]]:
+    """Return the right answers and the questions of each record; a record is a cluster."""
     counts = answers.groupby("record")["right"].agg(["sum", "count"])
-    return accuracy_entry(counts["sum"].tolist(), counts["count"].tolist())
+    return counts["sum"].tolist(), counts["count"].tolist()
 
 
 def _retrieval(answers: DataFrame, first: str) -> list[dict[str, Any]]:
-    counts = answers.groupby(["task", "method", "multiple", "record"], sort=False)["right"]
-    right, questions = counts.sum(), counts.count()
+    cells = answers.groupby(["task", "method", "multiple"], sort=False)
+    counts = {names: _counts(group) for names, group in cells}
     rows = []
-    for (task, method, multiple), group in answers.groupby(
-        ["task", "method", "multiple"], sort=False
-    ):
-        gain, width = paired_difference(
-            right[task, method, multiple],
-            right[task, first, multiple],
-            questions[task, first, multiple],
-        )
-        row = {"task": task, "method": method, "multiple": multiple, **_accuracy(group)}
+    for (task, method, multiple), (right, questions) in counts.items():
+        gain, width = paired_difference(right, counts[task, first, multiple][0], questions)
+        row = {"task": task, "method": method, "multiple": multiple}
+        row |= accuracy_entry(right, questions)
         rows.append({**row, "gain": gain, "gain_half_width": width})
     return rows
 
@@ -155,7 +153,7 @@ def _by_range(
     for names, group in answers.groupby(by, sort=False):
         for begin, end in itertools.pairwise(edges):
             inside = group[group[column].between(begin, end, inclusive="left")]
-            of_range = {"begin": begin, "end": end, **_accuracy(inside)}
+            of_range = {"begin": begin, "end": end, **accuracy_entry(*_counts(inside))}
             rows.append({**dict(zip(by, names, strict=True)), **of_range})
     return rows
 

@@ -17,7 +17,7 @@ from ntk_alibi.evaluation.comparing.intervals import (
     ratio_standard_error,
 )
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.methods import Method, to_model_arguments
+from ntk_alibi.methods import Method
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
@@ -58,7 +58,8 @@ def compare(
     samples, settings = harness.answers(lm, methods, tasks, cache)
     rows = [
         {
-            **{"task": name, "method": method},
+            "task": name,
+            "method": method,
             **summarise_samples(part),
             "published": published_percent(model, task, method),
             "command": command(lm, model, method, task, metadata),
@@ -106,34 +107,25 @@ def summarise_samples(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     metric = next((m for m in MAIN_METRICS if m in samples[0]), samples[0]["metrics"][0])
     values = [sample[metric] for sample in samples]
     if isinstance(values[0], list | tuple):  # a sum and its divisor
-        tops, counts = [v[0] for v in values], [v[1] for v in values]
-        value, cases = sum(tops) / sum(counts), int(sum(counts))
+        tops, counts = zip(*values, strict=True)
     else:
-        tops, counts = [float(v) for v in values], [1] * len(values)
-        value, cases = sum(tops) / len(tops), len(tops)
+        tops, counts = tuple(map(float, values)), (1,) * len(values)
+    cases, value = int(sum(counts)), sum(tops) / sum(counts)
     if set(tops) <= {0.0, 1.0} or metric == "accuracy":
         low, high = accuracy_interval([int(t) for t in tops], counts)
     else:
-        low, high = _mean_interval(tops, counts)
+        half = NORMAL * ratio_standard_error(tops, counts) if len(tops) > 1 else math.nan
+        low, high = value - half, value + half
     return {"metric": metric, "cases": cases, "value": value, "low": low, "high": high}
-
-
-def _mean_interval(tops: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
-    """Return the normal 95 % interval of the ratio of two sums over samples."""
-    n, value = len(tops), sum(tops) / sum(counts)
-    if n < 2:
-        return math.nan, math.nan
-    half = NORMAL * ratio_standard_error(tops, counts)
-    return value - half, value + half
 
 
 def command(lm: StretchedLM, model: str, method: str, task: str, metadata: dict[str, Any]) -> str:
     """Return the command line that computes one row of the comparison again."""
-    options = f"pretrained={model},{to_model_arguments(method)},train_length={lm.train_length}"
-    options += f",dtype={str(lm.model.dtype).removeprefix('torch.')}"
+    others: dict[str, Any] = {"dtype": str(lm.model.dtype).removeprefix("torch.")}
     if lm.limit is not None:
-        options += f",max_length={lm.limit},truncation={lm.truncation_rule}"
-    return harness.command_line(options, task, harness.task_metadata(task, metadata))
+        others |= {"max_length": lm.limit, "truncation": lm.truncation_rule}
+    metadata = harness.task_metadata(task, metadata)
+    return harness.command_line(model, method, lm.train_length, task, metadata, **others)
 
 
 #: Published percentages of one model, by the harness's task without "_local" and by the method:

@@ -99,12 +99,12 @@ class Search:
 
     def plan(self, methods: Sequence[str], *, held_out: bool, share: float = 1.0) -> plan.Plan:
         """Return the plan of a study of methods on a share of the records."""
-        lines = max(2, round(share * self.records)) if share < 1.0 else self.records
+        lines = min(self.records, max(2, round(share * self.records)))
         return plan.Plan(
             self.train_length,
             methods=tuple(methods),
             multiples=(self.length / self.train_length,),
-            line_records=min(lines, self.records),
+            line_records=lines,
             topic_records=max(1, lines // 2),
             prose_windows=max(1, round(share * self.windows)),
             seed=2 * self.seed + held_out,
@@ -171,7 +171,9 @@ def search(
     candidates = pd.DataFrame({"method": finalists}).join(pd.DataFrame(accuracies))
     best = finalists[chosen]
     found = {
-        **{"model": name, "length": wanted.length, "train_length": wanted.train_length},
+        "model": name,
+        "length": wanted.length,
+        "train_length": wanted.train_length,
         "trace": pd.concat(trace, ignore_index=True),
         "candidates": candidates.assign(
             difference=differences.mean(axis=1),
@@ -297,8 +299,8 @@ def _compare_held_out(
 
     methods = tuple(dict.fromkeys((ORIGINAL, ntk, chosen)))
     summary = read(wanted.plan(methods, held_out=True))
-    clusters, nats = dict(zip(methods, _clusters(summary).astype(int), strict=True)), _nats(summary)
-    of_prose = dict(zip(methods, nats, strict=True))
+    clusters = dict(zip(methods, _clusters(summary).astype(int), strict=True))
+    nats = dict(zip(methods, _nats(summary), strict=True))
     fresh = {name: accuracy_entry(*counts.T.tolist()) for name, counts in clusters.items()}
     paired = []
     for method in methods:
@@ -306,7 +308,7 @@ def _compare_held_out(
             continue
         right, questions = clusters[method].T
         gain, width = paired_difference(clusters[chosen][:, 0], right, questions)
-        change = of_prose[chosen] - of_prose[method]
+        change = nats[chosen] - nats[method]
         paired.append((chosen, method, gain, width, change.mean(), half_width(change)))
     columns = ["method", "against", "gain", "gain_half_width", "nats", "nats_half_width"]
     return {"fresh": fresh, "paired": pd.DataFrame(paired, columns=columns)}

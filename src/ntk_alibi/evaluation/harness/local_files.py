@@ -17,8 +17,6 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.scoring import score_lines, score_topics
 
-KINDS = ("lines", "topics")
-
 #: Greatest answer of a line; LongEval's have at most five digits.
 GREATEST_NUMBER = 10**18
 
@@ -72,11 +70,10 @@ def read_cases(path: str | os.PathLike[str], kind: str) -> list[dict[str, Any]]:
         FileNotFoundError: the file does not exist.
         ValueError: a line is malformed, the file is empty, or kind is unknown.
     """
-    _checks.choice("kind", kind, KINDS)
-    parse = _line_case if kind == "lines" else _topics_case
+    _checks.choice("kind", kind, PARSERS)
     return [
         {"kind": kind, "number": number, **case}
-        for number, case in read_lines(path, f"longeval-{kind}", parse)
+        for number, case in read_lines(path, f"longeval-{kind}", PARSERS[kind])
     ]
 
 
@@ -89,6 +86,10 @@ def _line_case(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _topics_case(entry: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": text(entry, "prompt"), "expected": texts(entry, "topics")}
+
+
+#: What reads a line of LongEval, by the kind of its cases.
+PARSERS = {"lines": _line_case, "topics": _topics_case}
 
 
 class LocalTask(ConfigurableTask):  # type: ignore[misc]
@@ -122,12 +123,11 @@ def documents(name: str, data: str | None = None, **_: Any) -> dict[str, Any]:
 
 def _document(entry: dict[str, Any]) -> dict[str, Any]:
     """Rename the keys of an entry as the prompts of the harness name them."""
-    classes = entry.get("all_classes") or []
     return {
         "context": text(entry, "context"),
         "question": text(entry, "question" if "question" in entry else "input"),
         "answers": texts(entry, "answers"),
-        "all_classes": texts(entry, "all_classes") if classes else [],
+        "all_classes": texts(entry, "all_classes") if entry.get("all_classes") else [],
     }
 
 

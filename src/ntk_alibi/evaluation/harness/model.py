@@ -11,7 +11,7 @@ It differs from the harness's HFLM in four ways:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,11 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.harness.passes import (
-    Pass,
-    group_prefixes,
-    scored_span,
-    tokens_and_edges,
-)
+from ntk_alibi.evaluation.harness.passes import Pass, group_prefixes, scored_span, token_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.integrations.settings import ATTENTIONS
 from ntk_alibi.methods import ORIGINAL, Method, named_method, parse_method, train_length_or_default
@@ -211,7 +207,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             "max_length": self.limit,
             "truncation": self.truncation_rule if self.limit else "nothing is cut off",
             "share_prefixes": self.share_prefixes,
-            "versions": _versions(),
+            "versions": {name: version(name) for name in PACKAGES},
         }
 
     def truncate(self, tokens: list[int], limit: int) -> list[int]:
@@ -233,17 +229,14 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         encode = super().tok_batch_encode  # gets one prompt at a time: others cannot change it
         rows = [self.truncate(encode([string])[0][0].tolist(), limit) for string in strings]
         _checks.integer("tokens of a prompt", min(map(len, rows)), minimum=1)
-        return self._pad(rows, left=padding_side == "left")
+        return self._pad(rows, padding_side)
 
-    def _pad(self, rows: Sequence[list[int]], *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        longest = max(map(len, rows))
-        ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id)
-        mask = torch.zeros_like(ids)
-        for i, row in enumerate(rows):
-            columns = slice(longest - len(row), None) if left else slice(len(row))
-            ids[i, columns] = torch.tensor(row)
-            mask[i, columns] = 1
-        return ids, mask
+    def _pad(self, rows: Sequence[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows of tokens as a tensor with padding on one side, and its mask."""
+        pad = partial(pad_sequence, batch_first=True, padding_side=side)
+        tokens = [torch.tensor(row) for row in rows]
+        mask = pad([torch.ones_like(row) for row in tokens])
+        return pad(tokens, padding_value=self.tokenizer.pad_token_id), mask
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -295,9 +288,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
         It is None if an end is inside a token, or the text is too long.
         """
-        tokens, edges = tokens_and_edges(self.tokenizer, self.tok_encode(text), text)
-        if len(tokens) > self.max_length:
-            edges = {}
+        tokens = self.tok_encode(text)
+        fits = len(tokens) <= self.max_length
+        edges = token_edges(self.tokenizer, tokens, text) if fits else {}
         spans = [(edges.get(begin), edges.get(end)) for begin, end in scored]
         return tokens, [None if b is None or e is None else (b, e) for b, e in spans]
 
@@ -349,7 +342,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     @torch.inference_mode()
     def answer_batch(self, batch: list[Pass]) -> list[tuple[int, tuple[float, bool]]]:
         """Run a batch of passes, and return the index and the answer of each request."""
-        ids, mask = self._pad([one.inputs for one in batch], left=False)
+        ids, mask = self._pad([one.inputs for one in batch], "right")
         with torch.autocast(
             self.device.type,
             dtype=self.mixed_precision_dtype,
@@ -384,8 +377,3 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             strict=True,
         )
         return [(number, (float(ll.sum()), bool(g.all()))) for (number, _, _), ll, g in parts]
-
-
-@cache
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}

@@ -51,21 +51,19 @@ def scored_span(context: str, continuation: str) -> tuple[int, int]:
     return len(context.rstrip()), len(context) + len(continuation)
 
 
-def tokens_and_edges(
-    tokenizer: Any, tokens: list[int], text: str
-) -> tuple[list[int], dict[int, int]]:
-    """Return the tokens of a text, and for each character offset the number of tokens before it.
+def token_edges(tokenizer: Any, tokens: list[int], text: str) -> dict[int, int]:
+    """Return, for each character offset in a text, how many of its tokens are before it.
 
     Only offsets between two tokens, and the end, are keys. A tokenizer without offsets gives none;
     each request then has a pass of its own.
     """
     if not tokenizer.is_fast:
-        return tokens, {}
+        return {}
     encoded = tokenizer(text, return_offsets_mapping=True)
     if encoded["input_ids"] != tokens:
-        return tokens, {}
+        return {}
     places = [*encoded["offset_mapping"], (len(text), len(text))]
-    return tokens, {
+    return {
         end: i + 1
         for i, (_, end) in enumerate(places[:-1])
         if i + 2 == len(places) or (end and places[i + 1][0] >= end and places[i + 1][1] > end)

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntk_alibi import _checks, _files, _installed
+from ntk_alibi.methods import Method, to_model_arguments
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.harness.model import StretchedLM
-    from ntk_alibi.methods import Method
 
 #: Keys of metadata that name the tokenizer with which records are made.
 MODEL_KEYS = ("tokenizer", "pretrained")
@@ -98,14 +98,21 @@ def cache_file(lm: StretchedLM, folder: Path) -> Path:
     return folder / f"{lm.method.name.replace(':', '-')}-{digest}"
 
 
-def command_line(settings: str, task: str, metadata: dict[str, Any]) -> str:
+def command_line(
+    model: str, method: str, train_length: int, task: str, metadata: dict[str, Any], **others: Any
+) -> str:
     """Return the command that runs a task with our model.
 
     Args:
-        settings: what `--model_args` takes for our model.
+        model: name of the model.
+        method: name of the method.
+        train_length: training length of the model.
         task: name of the task.
         metadata: metadata of the task.
+        **others: other arguments of `StretchedLM`.
     """
+    settings = f"pretrained={model},{to_model_arguments(method)},train_length={train_length}"
+    settings += "".join(f",{name}={value}" for name, value in others.items())
     words = ["--model", "ntk_alibi", "--model_args", settings, "--tasks", task]
     words += ["--metadata", json.dumps(metadata)] if metadata else []
     return shlex.join(["ntk-alibi", "lm-eval", *words])

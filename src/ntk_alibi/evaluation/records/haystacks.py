@@ -11,20 +11,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room, filler
+from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room
 from ntk_alibi.evaluation.records.words import ADJECTIVES, LINE_NAMES
 
-PASSKEY = ("\nThe pass key is", ".\n")
+PASSKEY = "\nThe pass key is"
 PASSKEY_QUESTION = "\nWhat is the pass key? The pass key is"
 
-MULTIKEY = ("\nThe magic number of {} is", ".\n")
+MULTIKEY = "\nThe magic number of {} is"
 MULTIKEY_QUESTION = "\nWhat is the magic number of {}? The magic number of {} is"
 
-VARIABLE = ("\nVAR {} =", ".\n")
+VARIABLE = "\nVAR {} ="
 VARIABLE_QUESTION = "\nWhich value has VAR {}? VAR {} has the value"
 
-#: Text after the answer to a question.
-STOP = "."
+#: Text after the answer in a sentence, and after the answer to a question.
+SENTENCE_END, STOP = ".\n", "."
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,12 @@ class _Needle:
     Attributes:
         before: text of the sentence before the answer.
         answer: the answer that the sentence contains.
-        after: text of the sentence after the answer.
         question: the question, or "" for none.
         source: index of the needle with the answer to the question.
     """
 
     before: str
     answer: str
-    after: str
     question: str
     source: int
 
@@ -63,24 +61,20 @@ class _Haystack:
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`."""
         needles = self.needles(rng)
-        builder = Builder(encode)
         asked_needles = [needle for needle in needles if needle.question]
-        texts = [t for n in needles for t in (n.before, n.answer, n.after)]
-        texts += [t for n in asked_needles for t in (n.question, needles[n.source].answer, STOP)]
-        room = length - sum(map(len, encode(texts)))
+        stated = [(n.before, n.answer, SENTENCE_END) for n in needles]
+        asked = [(n.question, needles[n.source].answer, STOP) for n in asked_needles]
+        builder = Builder(encode)
+        room = builder.room(length, [*stated, *asked])
         check_room(room, self.name, length)
         places = np.diff([0, *np.sort(rng.integers(room + 1, size=len(needles))), room])
         sources = []
-        for needle, share in zip(needles, places[:-1], strict=True):
-            builder.add(filler(encode, self.prose, int(share), rng))
-            before, answer, after = encode([needle.before, needle.answer, needle.after])
-            builder.add(before)
-            sources.append(builder.add(answer))
-            builder.add(after)
-        builder.add(filler(encode, self.prose, int(places[-1]), rng))
-        for needle in asked_needles:
-            answer_text = needles[needle.source].answer
-            builder.ask(needle.question, answer_text, STOP, sources[needle.source])
+        for sentence, share in zip(stated, places[:-1], strict=True):
+            builder.fill(self.prose, int(share), rng)
+            sources.append(builder.state(*sentence))
+        builder.fill(self.prose, int(places[-1]), rng)
+        for needle, question in zip(asked_needles, asked, strict=True):
+            builder.ask(*question, sources[needle.source])
         return builder.case()
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
@@ -97,7 +91,7 @@ class Passkey(_Haystack):
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
         """Draw the one needle and its question."""
         number = f" {rng.integers(10000, 100000)}"
-        return [_Needle(PASSKEY[0], number, PASSKEY[1], PASSKEY_QUESTION, 0)]
+        return [_Needle(PASSKEY, number, PASSKEY_QUESTION, 0)]
 
 
 @dataclass(frozen=True)
@@ -121,9 +115,8 @@ class MultiKey(_Haystack):
         asked_names = set(rng.choice(count, self.questions, replace=False).tolist())
         return [
             _Needle(
-                MULTIKEY[0].format(name),
+                MULTIKEY.format(name),
                 f" {rng.integers(1000, 10000)}",
-                MULTIKEY[1],
                 MULTIKEY_QUESTION.format(name, name) if i in asked_names else "",
                 i,
             )
@@ -162,8 +155,6 @@ class Variables(_Haystack):
                 value = f" VAR {names[link - 1]}"
             last = done[chain] == self.hops
             question = VARIABLE_QUESTION.format(names[link], names[link]) if last else ""
-            needles.append(
-                _Needle(VARIABLE[0].format(names[link]), value, VARIABLE[1], question, first[chain])
-            )
+            needles.append(_Needle(VARIABLE.format(names[link]), value, question, first[chain]))
             done[chain] += 1
         return needles

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
-from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room, filler
+from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room
 from ntk_alibi.evaluation.records.words import LINE_NAMES, ORDINALS, TOPIC_WORDS
 
 SHORTEST_LINE = 8  # tokens; no tokenizer in use needs fewer for a line
@@ -43,38 +42,32 @@ class Lines:
     questions: int = 32
     names: tuple[str, ...] = field(default=LINE_NAMES, repr=False)
     prose: tuple[str, ...] = field(default=(), repr=False)
-    name: ClassVar[str] = "lines"
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`."""
         builder = Builder(encode)
-        builder.add(encode([LINES_HEADER])[0])
+        builder.add(LINES_HEADER)
         most = min(len(self.names), max(1, length // SHORTEST_LINE))
         names = [self.names[i] for i in rng.choice(len(self.names), most, replace=False)]
         answers = [str(answer) for answer in rng.integers(1000, 10000, most)]
         count = self._count_fitting_lines(encode, names, answers, length - len(builder))
-        check_room(count, self.name, length)
+        check_room(count, "lines", length)
         asked_lines = rng.choice(count, self.questions, replace=count < self.questions)
         lines = [(LINE_BEGIN.format(names[i]), answers[i], LINE_END) for i in range(count)]
         asked = [(LINE_QUESTION.format(names[i]), answers[i], LINE_END) for i in asked_lines]
         blocks = 0
         if count == len(self.names):
-            texts = [text for parts in (*lines, *asked) for text in parts]
-            room = length - len(builder) - sum(map(len, encode(texts)))
-            blocks = room // PROSE_BLOCK
+            blocks = builder.room(length, [*lines, *asked]) // PROSE_BLOCK
         if blocks and not self.prose:
             raise ValueError(
                 f"length must not exceed {count} lines, as many as names, got {length}"
             )
         sources, written = [], 0
         for i, line in enumerate(lines):
-            begin, answer, end = encode(list(line))
-            builder.add(begin)
-            sources.append(builder.add(answer))
-            builder.add(end)
+            sources.append(builder.state(*line))
             while written < blocks * (i + 1) // count:
-                builder.add(filler(encode, self.prose, PROSE_BLOCK - 1, rng))
-                builder.add(encode(["\n"])[0])
+                builder.fill(self.prose, PROSE_BLOCK - 1, rng)
+                builder.add("\n")
                 written += 1
         for i, question in zip(asked_lines, asked, strict=True):
             builder.ask(*question, sources[i])
@@ -118,7 +111,6 @@ class Topics:
     questions: int = 5
     topics: int = 12
     ask_any: bool = False
-    name: ClassVar[str] = "topics"
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`."""
@@ -128,29 +120,22 @@ class Topics:
         if self.ask_any:
             asked_topics = list(rng.permutation(count)[: len(asked_topics)])
         builder = Builder(encode)
-        builder.add(encode([TOPICS_HEADER])[0])
-        room = length - len(builder) - self._fixed_length(encode, topics, asked_topics)
-        check_room(room, self.name, length)
+        builder.add(TOPICS_HEADER)
+        lines = [
+            (TOPIC_BEGIN.format(ordinal), topic, TOPIC_END)
+            for ordinal, topic in zip(ORDINALS, topics, strict=False)
+        ]
+        asked = [
+            (TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END) for i in asked_topics
+        ]
+        room = builder.room(length, [*lines, *asked])
+        check_room(room, "topics", length)
         shares = rng.random(count) + 0.5
         fillers = np.floor(room * shares / shares.sum()).astype(int)
         sources = []
-        for ordinal, topic, share in zip(ORDINALS, topics, fillers, strict=False):
-            begin, middle, end = encode([TOPIC_BEGIN.format(ordinal), topic, TOPIC_END])
-            builder.add(begin)
-            sources.append(builder.add(middle))
-            builder.add(end)
-            builder.add(filler(encode, self.prose, int(share), rng))
-        for i in asked_topics:
-            builder.ask(TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END, sources[i])
+        for line, share in zip(lines, fillers, strict=True):
+            sources.append(builder.state(*line))
+            builder.fill(self.prose, int(share), rng)
+        for i, question in zip(asked_topics, asked, strict=True):
+            builder.ask(*question, sources[i])
         return builder.case()
-
-    def _fixed_length(self, encode: Encode, topics: list[str], asked_topics: list[int]) -> int:
-        """Count the tokens of topics and questions, without header and prose."""
-        pieces = [
-            text
-            for ordinal, topic in zip(ORDINALS, topics, strict=False)
-            for text in (TOPIC_BEGIN.format(ordinal), topic, TOPIC_END)
-        ]
-        for i in asked_topics:
-            pieces += [TOPIC_QUESTION.format(ORDINALS[i]), topics[i], TOPIC_ANSWER_END]
-        return sum(map(len, encode(pieces)))

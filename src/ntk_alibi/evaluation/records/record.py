@@ -44,11 +44,6 @@ class Case:
 class RecordKind(Protocol):
     """What draws records of one kind with questions: lines, topics, pass keys."""
 
-    @property
-    def name(self) -> str:
-        """Name of the kind in error messages."""
-        ...
-
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case of length tokens, or a few less.
 
@@ -70,36 +65,40 @@ class Builder:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def add(self, tokens: Sequence[int]) -> int:
-        """Append tokens and return the index of the first."""
-        begin = len(self._tokens)
-        self._tokens.extend(tokens)
-        return begin
+    def room(self, length: int, sentences: Iterable[tuple[str, str, str]]) -> int:
+        """Return how many tokens a case of length has left after these sentences."""
+        texts = [text for sentence in sentences for text in sentence]
+        return length - len(self) - sum(map(len, self._encode(texts)))
 
-    def ask(self, question: str, answer: str, end: str, source: int) -> None:
-        """Append a question and its answer, which begins at token `source` of the record."""
-        question_tokens, answer_tokens, end_tokens = self._encode([question, answer, end])
-        self.add(question_tokens)
-        begin = self.add(answer_tokens)
-        self._answers.append((begin, begin + len(answer_tokens)))
-        self._distances.append(begin - source)
-        self.add(end_tokens)
+    def add(self, text: str) -> None:
+        """Append a text."""
+        self._tokens += self._encode([text])[0]
+
+    def fill(self, prose: Sequence[str], length: int, rng: np.random.Generator) -> None:
+        """Append `length` tokens of prose from a random sentence on."""
+        end = len(self) + length
+        sentence = int(rng.integers(len(prose)))
+        while len(self) < end:
+            self.add(" " + prose[sentence % len(prose)])
+            sentence += 1
+        del self._tokens[end:]
+
+    def state(self, before: str, answer: str, after: str) -> tuple[int, int]:
+        """Append a sentence with an answer, and return where the answer begins and ends."""
+        ahead, said, behind = self._encode([before, answer, after])
+        begin = len(self) + len(ahead)
+        self._tokens += ahead + said + behind
+        return begin, begin + len(said)
+
+    def ask(self, question: str, answer: str, after: str, source: tuple[int, int]) -> None:
+        """Append a question and its answer, which the record states at `source`."""
+        place = self.state(question, answer, after)
+        self._answers.append(place)
+        self._distances.append(place[0] - source[0])
 
     def case(self) -> Case:
         """Return the finished case."""
         return Case(np.array(self._tokens, np.int64), self._answers, self._distances)
-
-
-def filler(
-    encode: Encode, prose: Sequence[str], length: int, rng: np.random.Generator
-) -> list[int]:
-    """Return `length` tokens of prose from a random sentence on."""
-    tokens: list[int] = []
-    sentence = int(rng.integers(len(prose)))
-    while len(tokens) < length:
-        tokens += encode([" " + prose[sentence % len(prose)]])[0]
-        sentence += 1
-    return tokens[:length]
 
 
 def cached_encoder(encode: Encode) -> Encode:
@@ -169,18 +168,9 @@ def counts_by_length(
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
     """Return a function that encodes strings with a tokenizer of transformers."""
-
-    def encode(texts: list[str]) -> list[list[int]]:
-        tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return tokens
-
-    return encode
+    return lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
     """Return a function that decodes tokens exactly, spaces included."""
-
-    def decode(tokens: Any) -> str:
-        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
-
-    return decode
+    return lambda tokens: str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -50,8 +50,8 @@ def section(path: Path, name: str) -> str:
     Raises:
         ValueError: the document lacks the markers.
     """
-    before, after = _around(path, name)
-    return path.read_text()[len(before) :].removesuffix(after).strip()
+    _, text, _ = _split(path, name)
+    return text.strip()
 
 
 def replace_section(path: Path, name: str, text: str) -> None:
@@ -60,16 +60,16 @@ def replace_section(path: Path, name: str, text: str) -> None:
     Raises:
         ValueError: the document lacks the markers.
     """
-    before, after = _around(path, name)
+    before, _, after = _split(path, name)
     with _files.replacing(path) as file:
         file.write_text(f"{before}\n{text}\n{after}")
 
 
-def _around(path: Path, name: str) -> tuple[str, str]:
-    """Return the text up to the first marker of a section, and from the second one on."""
+def _split(path: Path, name: str) -> tuple[str, str, str]:
+    """Return the text up to the first marker of a section, its own, and from the second one on."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, begin_marker, rest = path.read_text().partition(begin)
-    _, end_marker, after = rest.partition(end)
+    text, end_marker, after = rest.partition(end)
     if not (begin_marker and end_marker):
         raise ValueError(f"{path} must hold the markers {begin} and {end}")
-    return before + begin, end + after
+    return before + begin, text, end + after

@@ -225,8 +225,8 @@ def _install(target: Any, patched: Patched, settings: Settings, form: str) -> No
     if takes_tokens and target.config._attn_implementation != NAME:
         target.config = patched_config(target.config)
     patched.form = form
-    for owner, attribute, replacement in replacements:
-        patched.replaced.append((owner, attribute, override(owner, attribute, replacement)))
+    for replacement in replacements:
+        patched.replaced.append(override(*replacement))
 
 
 def _replacements(family: Family, target: nn.Module, settings: Settings) -> list[Replacement]:

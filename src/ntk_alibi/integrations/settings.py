@@ -15,6 +15,7 @@ from ntk_alibi import _checks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.overriding import Restored
 from ntk_alibi.integrations.tokens import NAME
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method, train_length_or_default
@@ -120,7 +121,7 @@ class Patched:
     stack: tuple[Settings | None, ...] = ()
     form: str = ""
     released: Any = None
-    replaced: list[tuple[nn.Module, str, tuple[Any, ...]]] = field(default_factory=list)
+    replaced: list[Restored] = field(default_factory=list)
 
 
 def check_layers(scaling: Any, count: int) -> None:

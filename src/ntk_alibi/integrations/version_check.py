@@ -8,6 +8,7 @@ without tokens raises.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import nn
 
 from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.overriding import replaced
 from ntk_alibi.integrations.settings import CONFIGURED
 
 #: Sizes of the small model, by the names that configurations have for them; others stay. The size
@@ -110,7 +112,7 @@ def _compare(family: Any, kind: Any, config: Any, patch: Callable[[nn.Module], N
             for parameter in (x for y in layers.values() for x in y.parameters()):
                 if parameter.ndim == 2:  # scores of about 1, so that all of them matter
                     parameter.normal_(std=parameter.shape[1] ** -0.5)
-            with numeric_check.replaced(family.while_compared(model)):
+            with replaced(family.while_compared(model)):
                 stock = _outputs(model, layers, family)
             patch(model)
             ours = _outputs(model, layers, family)
@@ -119,10 +121,10 @@ def _compare(family: Any, kind: Any, config: Any, patch: Callable[[nn.Module], N
         mine = ours[name]
         if mine.shape != theirs.shape:
             raise ValueError(f"{name} has shape {tuple(mine.shape)}, not {tuple(theirs.shape)}")
-        difference = float((mine - theirs).abs().max() / theirs.abs().max())
-        if not difference <= allowed:  # NaN, too
+        apart = numeric_check.difference(theirs, mine)
+        if not apart <= allowed:  # NaN, too
             raise ValueError(
-                f"{name} differs by {difference:.1e} of the greatest output, more than "
+                f"{name} differs by {apart:.1e} of the greatest output, more than "
                 f"{allowed:.0e}"
             )
     return ", ".join(stock)
@@ -142,21 +144,15 @@ def _outputs(model: Any, layers: dict[str, nn.Module], family: Any) -> dict[str,
         beside = {"encoder_hidden_states": states, "encoder_attention_mask": seen}
     found: dict[str, torch.Tensor] = {}
 
-    def run(name: str, real: torch.Tensor, **given: Any) -> Any:
-        hooks = []
-        for kind, layer in layers.items():
+    def run(name: str, real: torch.Tensor, **given: Any) -> None:
+        with contextlib.ExitStack() as hooks:
+            for kind, layer in layers.items():
 
-            def keep(_: Any, __: Any, output: Any, kind: str = kind) -> None:
-                while not isinstance(output, torch.Tensor):
-                    output = output[0]
-                found[f"{kind} {name}"] = output[real != 0]
+                def keep(_: Any, __: Any, output: Any, kind: str = kind) -> None:
+                    found[f"{kind} {name}"] = numeric_check.first_tensor(output)[real != 0]
 
-            hooks.append(layer.register_forward_hook(keep))
-        try:
-            return model(**given, **beside)
-        finally:
-            for hook in hooks:
-                hook.remove()
+                hooks.enter_context(layer.register_forward_hook(keep))
+            model(**given, **beside)
 
     alone = {"use_cache": False} if causal else {}
     run("with padding", mask, input_ids=ids, attention_mask=mask, **alone)

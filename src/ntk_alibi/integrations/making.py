@@ -20,7 +20,7 @@ from ntk_alibi.integrations.forward_pass import (
     limits_up_to,
     problem_of,
 )
-from ntk_alibi.integrations.pair_masks import is_of_pairs, problem_of_pairs, shown
+from ntk_alibi.integrations.pair_masks import problem_of_pairs, read_pairs, shown
 from ntk_alibi.integrations.settings import check_layers, current, stack_of
 from ntk_alibi.integrations.tables import NoBias
 from ntk_alibi.integrations.tokens import Tokens
@@ -83,23 +83,11 @@ def make_pass(
     if tokens.segments is not None:
         return _packed_pass(tokens.segments, rule, settings, sizes, own)
     # Layers of others add a mask of keys alone to a causal one of their own.
-    of_pairs = is_of_pairs(padding, of_keys=not attend.causal or family.code is None)
-    if attend.crosses and of_pairs:
-        shape = batch, rule.heads, queries, keys
-        read = attend.tokens.pairs.read(padding, "encoder_attention_mask", shape)
-        problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
-        real = read.real_keys(batch)
-        return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    of_pairs = getattr(padding, "ndim", 2) == 4
+    if of_pairs and (not attend.causal or family.code is None):
+        of_pairs = tuple(padding.shape[1:3]) != (1, 1)
     if attend.crosses:
-        real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
-        unpadded = padding is None
-        if not real.is_cpu or is_followed(real):
-            return _crossing_pass(real, rule, settings, queries, unpadded=unpadded)
-        of, kept = (settings, queries, unpadded), attend.tokens.crossing
-        if kept is None or kept[0] != of or not torch.equal(kept[1], real):
-            made = _crossing_pass(real, rule, settings, queries, unpadded=unpadded)
-            attend.tokens.crossing = kept = of, real.clone(), made  # real may be a user's mask
-        return cast(ForwardPass, kept[2])
+        return _crossing_pass(attend, padding, settings, sizes, device, of_pairs=of_pairs)
     if hasattr(cache, "ranks"):
         raise ValueError(
             f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
@@ -125,7 +113,7 @@ def make_pass(
         name = "attention_mask" if longer else "mask"
         if of_pairs:
             shape = batch, rule.heads, queries, end
-            read = attend.tokens.pairs.read(padding, name, shape)
+            read = read_pairs(attend.tokens.pairs, padding, name, shape)
             mask = read.real_keys(batch)
         else:
             mask = real_keys(padding, batch, end, device, name, longer=longer)
@@ -145,11 +133,29 @@ def make_pass(
 
 
 def _crossing_pass(
-    real: torch.Tensor, rule: Any, settings: Any, queries: int, *, unpadded: bool
+    attend: Any, padding: Any, settings: Any, sizes: Sizes, device: torch.device, *, of_pairs: bool
 ) -> ForwardPass:
     """Return the pass of queries that attend to an encoder's tokens, all without a bias."""
+    rule, shared, name = attend.rule, attend.tokens, "encoder_attention_mask"
+    batch, queries, keys = sizes
+    if of_pairs:
+        shape = batch, rule.heads, queries, keys
+        read = read_pairs(shared.pairs, padding, name, shape)
+        problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
+        real = read.real_keys(batch)
+        return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    real, unpadded = real_keys(padding, batch, keys, device, name), padding is None
+    of = settings, queries, unpadded
+    keeps = real.is_cpu and not is_followed(real)
+    if keeps and shared.crossing is not None:
+        made_of, last, made = shared.crossing
+        if made_of == of and torch.equal(last, real):
+            return cast(ForwardPass, made)
     problem = problem_of(real, slice(0, queries), rule, BIDIRECTIONAL, unpadded=unpadded)
-    return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    made = ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    if keeps:
+        shared.crossing = of, real.clone(), made  # real may be a user's mask
+    return made
 
 
 def _packed_pass(
@@ -181,7 +187,7 @@ def real_keys(
     batch: int,
     keys: int,
     device: torch.device,
-    name: str = "mask",
+    name: str,
     *,
     longer: bool = False,
 ) -> torch.Tensor:

@@ -124,8 +124,7 @@ def _compare(family: Any, kind: Any, config: Any, patch: Callable[[nn.Module], N
         apart = numeric_check.difference(theirs, mine)
         if not apart <= allowed:  # NaN, too
             raise ValueError(
-                f"{name} differs by {apart:.1e} of the greatest output, more than "
-                f"{allowed:.0e}"
+                f"{name} differs by {apart:.1e} of the greatest output, more than {allowed:.0e}"
             )
     return ", ".join(stock)
 

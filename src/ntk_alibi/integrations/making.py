@@ -14,12 +14,8 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import JIT, find_tracer, has_values, is_followed
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.forward_pass import (
-    ForwardPass,
-    PackedSegments,
-    limits_up_to,
-    problem_of,
-)
+from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of
+from ntk_alibi.integrations.packed_segments import PackedSegments
 from ntk_alibi.integrations.pair_masks import problem_of_pairs, read_pairs, shown
 from ntk_alibi.integrations.settings import check_layers, current, stack_of
 from ntk_alibi.integrations.tables import NoBias
@@ -96,8 +92,11 @@ def make_pass(
     past = 0 if cache is None else int(cache.get_seq_length(attend.number))
     if past:
         warn_of_older_slopes(settings.scaling)
-    end, skipped = past + keys, None
-    limits = limits_up_to(end - 1, settings.mask) if attend.causal else settings.mask
+    end = past + keys
+    if attend.causal:
+        limits = limits_up_to(end - 1, settings.mask)
+    else:
+        limits = settings.mask._replace(causal=False)
     if hasattr(cache, "expect"):  # a `WindowCache`
         if of_pairs:
             raise ValueError(
@@ -105,29 +104,27 @@ def make_pass(
                 f"{tuple(padding.shape)}"
             )
         mask, skipped = _held(settings.mask, cache, padding, (batch, past, queries), device)
-        limits = EVERYTHING if queries == 1 else limits  # a query that sees all keys that are held
-        end = capacity = mask.shape[1]
-    else:
-        capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
-        longer = family.code is not None
-        name = "attention_mask" if longer else "mask"
-        if of_pairs:
-            shape = batch, rule.heads, queries, end
-            read = read_pairs(attend.tokens.pairs, padding, name, shape)
-            mask = read.real_keys(batch)
-        else:
-            mask = real_keys(padding, batch, end, device, name, longer=longer)
-        if capacity > mask.shape[1]:
-            mask = F.pad(mask, (0, capacity - mask.shape[1]))
-    limits = limits if attend.causal else limits._replace(causal=False)
+        if queries == 1:  # which sees all keys that are held
+            limits = EVERYTHING if attend.causal else BIDIRECTIONAL
+        held = mask.shape[1]
+        at = slice(held - queries, held)
+        problem = problem_of(mask, at, rule, limits, skipped, unpadded=padding is None)
+        return ForwardPass(mask, problem, rule, settings, own=own, heads=heads)
+    capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
+    longer = family.code is not None
+    name = "attention_mask" if longer else "mask"
     if of_pairs:
-        counts_holes = rule.counts_holes
-        positions = None if counts_holes else tokens.positions
-        problem = problem_of_pairs(read, shape, limits, positions, counts_holes=counts_holes)
+        shape = batch, rule.heads, queries, end
+        read = read_pairs(attend.tokens.pairs, padding, name, shape)
+        mask, holes = read.real_keys(batch), rule.counts_holes
+        positions = None if holes else tokens.positions
+        problem = problem_of_pairs(read, shape, limits, positions, counts_holes=holes)
     else:
-        unpadded = padding is None and capacity == end
-        at = slice(end - queries, end)
-        problem = problem_of(mask[:, :end], at, rule, limits, skipped, unpadded=unpadded)
+        mask = real_keys(padding, batch, end, device, name, longer=longer)
+        at, unpadded = slice(end - queries, end), padding is None and capacity == end
+        problem = problem_of(mask[:, :end], at, rule, limits, unpadded=unpadded)
+    if capacity > mask.shape[1]:
+        mask = F.pad(mask, (0, capacity - mask.shape[1]))
     falls = of_pairs and attend.causal
     return ForwardPass(mask, problem, rule, settings, own=own, heads=heads, falls=falls)
 

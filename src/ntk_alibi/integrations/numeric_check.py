@@ -45,13 +45,13 @@ def example(model: Any) -> dict[str, Any]:
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
-def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
-    """Patch a model without scaling, and compare its first attention layer with its own forward.
+def compare(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> None:
+    """Patch a model, and compare its first attention layer with its own forward.
 
     Args:
         family: the model's family.
         model: the model, without patches.
-        patch: patches it; the caller takes that back if this raises.
+        patch: patches it without scaling; the caller takes that back if this raises.
 
     Raises:
         RuntimeError: the outputs differ, or a layer did not run.
@@ -62,7 +62,7 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
     with in_evaluation(model):
         with replaced(family.while_compared(model)):
             stock = _output(family, model, layer, given, "its own code")
-        patch()
+        patch(model)
         ours = _output(family, model, layer, given, "the patch")
     what = f"{type(layer).__name__}.forward of {type(layer).__module__}"
     if stock.shape != ours.shape:

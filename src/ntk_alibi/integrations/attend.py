@@ -283,10 +283,11 @@ class Attend:
         owner, shared = self.tokens if mask is None else mask, self.tokens.tokens
         known = shared.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again.
-        hidden = self.family.masks_hidden and getattr(mask, "ndim", 2) == 4
-        tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)
         if self.number > 0 and known is not None and known[0] == of:
-            tokens = known[1]
+            tokens: Tokens = known[1]
+        else:
+            hidden = self.family.masks_hidden and getattr(mask, "ndim", 2) == 4
+            tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)
         if mask is None and self.ends and not torch.is_grad_enabled():
             shared.pop(owner, None)  # what does not run again is not kept
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Mapping
@@ -30,6 +29,9 @@ ATTENTIONS = ("fused", "eager", "traceable")
 
 #: Settings that a model's configuration may have, each as `alibi_` and its name.
 CONFIGURED = ("scaling", "attention", "window", "sink", "causal_block", "log_n")
+
+#: Their names in a configuration.
+CONFIG_NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
 
 
 @dataclass(frozen=True, repr=False)
@@ -304,10 +306,7 @@ def _class_like(config_class: type) -> type:
     """Return a class with the name of a class of configurations, by which transformers finds it."""
     stock: Any = config_class
 
-    def copied(self: Any, memo: dict[int, Any]) -> Any:
-        return patched_config(copy.deepcopy(self.own_config, memo))
-
-    def reduced(self: Any, _: Any) -> tuple[Any, ...]:
+    def reduced(self: Any, _: Any) -> tuple[Any, ...]:  # of deep copies and pickles
         return patched_config, (self.own_config,)
 
     def set_name(self: Any, value: Any) -> None:
@@ -320,7 +319,6 @@ def _class_like(config_class: type) -> type:
             "__module__": config_class.__module__,
             "__slots__": ("own_config",),
             "__doc__": stock.__doc__,
-            "__deepcopy__": copied,
             "__reduce_ex__": reduced,
             "_attn_implementation": property(lambda _: NAME, set_name),
         },

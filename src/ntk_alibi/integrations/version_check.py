@@ -20,7 +20,7 @@ from torch import nn
 from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.overriding import replaced
-from ntk_alibi.integrations.settings import CONFIGURED
+from ntk_alibi.integrations.settings import CONFIG_NAMES
 
 #: Sizes of the small model, by the names that configurations have for them; others stay. The size
 #: of a head stays, too.
@@ -85,8 +85,8 @@ def small_config(config: Any) -> Any:
     """Return a configuration of the same kind with few heads, one layer and few tokens."""
     small = copy.deepcopy(config)
     small._attn_implementation = None
-    for name in CONFIGURED:
-        vars(small).pop(f"alibi_{name}", None)
+    for name in CONFIG_NAMES:
+        vars(small).pop(name, None)
     heads = config.num_attention_heads
     head_dim = config.hidden_size // heads
     for name, value in SIZES.items():
@@ -135,9 +135,10 @@ def _outputs(model: Any, layers: dict[str, nn.Module], family: Any) -> dict[str,
     mask = torch.ones_like(ids)
     mask[0, -3:] = mask[1, :4] = 0
     causal = family.is_causal(model)
-    states = torch.randn(2, 7, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
     beside: dict[str, Any] = {}
     if "cross-attention" in layers:
+        generator = torch.Generator().manual_seed(1)
+        states = torch.randn(2, 7, model.config.hidden_size, generator=generator)
         seen = torch.ones(2, 7, dtype=torch.long)
         seen[1, 5:] = 0
         beside = {"encoder_hidden_states": states, "encoder_attention_mask": seen}

@@ -22,7 +22,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.family import BY_NAME, Family
     from ntk_alibi.integrations.known import register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
-    from ntk_alibi.integrations.settings import CONFIGURED, scaling_and_log_n, settings_of
+    from ntk_alibi.integrations.settings import CONFIG_NAMES, scaling_and_log_n, settings_of
     from ntk_alibi.integrations.transformers_versions import (
         check_version,
         version_is_new_enough,
@@ -34,7 +34,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
         with suppress(*() if version_is_tested() else (ImportError, AttributeError)):
             from ntk_alibi.integrations import attn_implementation
 
-            attn_implementation.register(known.OF_TRANSFORMERS.values())
+            attn_implementation.register()
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.
@@ -180,11 +180,10 @@ def patch(
         names = "" if chosen else f" ({', '.join(BY_NAME)})"
         parts = (getattr(part, "config", None) for part in model.modules())
         config = next((part for part in parts if part is not None), None)
-        foundry = getattr(config, "model_type", None) == "mpt"
         raise ValueError(
             f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
             "which a patch would leave as it is: docs/models.md has the models and recipes"
-            + (MPT_OF_FOUNDRY if foundry else _of_remote_code(config))
+            + _what_helps(config)
         )
     assert chosen is not None
     bias = own_bias.bias_of_argument(scaling)
@@ -206,14 +205,15 @@ def patch(
     return handle
 
 
-def _of_remote_code(config: Any) -> str:
-    """Return what helps with a class of transformers that ignores the ALiBi of its configuration.
+def _what_helps(config: Any) -> str:
+    """Return what helps with a class that ignores the ALiBi of its configuration, or nothing.
 
     The code of the checkpoint, such as JinaBERT's or MosaicBERT's, follows it.
     """
-    ours = [f"alibi_{name}" for name in CONFIGURED]
+    if getattr(config, "model_type", None) == "mpt":
+        return MPT_OF_FOUNDRY
     for name, value in (vars(config) if hasattr(config, "to_dict") else {}).items():
-        if value == "alibi" or (name.startswith("alibi") and name not in ours):
+        if value == "alibi" or (name.startswith("alibi") and name not in CONFIG_NAMES):
             return (
                 f"; its config has {name}={value!r}, which the checkpoint's own code follows: load "
                 "it with trust_remote_code=True"

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ntk_alibi import _checks
 from ntk_alibi._torch_state import Way, is_recorded, way_of
@@ -23,28 +24,29 @@ from ntk_alibi.integrations.dense import attend_densely
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forward_pass import ALL, ForwardPass, Part, untraced
 from ntk_alibi.integrations.making import Sizes, make_pass
-from ntk_alibi.integrations.pair_masks import PairMasks
 from ntk_alibi.integrations.settings import form_of
-from ntk_alibi.integrations.tokens import NAME, KeptByMask, Tokens, version_of
+from ntk_alibi.integrations.tokens import NAME, Tokens, version_of
 
 
-class MaskTokens(KeptByMask):
-    """The tokens that a model's layers share, where transformers did not pass `Tokens` to them.
-
-    They are kept by the mask object, or by this object where there is no mask, each with what else
-    its pass is made of.
+class MaskTokens:
+    """What a model's layers share of the masks that they get; a copy of the model has none.
 
     Attributes:
-        pairs: what was read of masks of four dimensions.
+        tokens: the tokens of masks, where transformers did not pass `Tokens` to the layers, by the
+            mask object, or by this object where there is no mask, each with what else its pass is
+            made of.
+        pairs: what `read_pairs` read of masks of four dimensions, by the mask object.
         crossing: the last pass of cross-attention, which the steps of a generation share, with what
             it was made of, or None.
     """
 
-    crossing: tuple[Any, torch.Tensor, ForwardPass] | None = None
-
     def __init__(self) -> None:
-        super().__init__()
-        self.pairs = PairMasks()
+        self.tokens: Any = WeakIdKeyDictionary()
+        self.pairs: Any = WeakIdKeyDictionary()
+        self.crossing: tuple[Any, torch.Tensor, ForwardPass] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
 
 @dataclass(eq=False)
@@ -60,7 +62,7 @@ class Attend:
         causal: whether queries see no keys ahead of them.
         crosses: whether keys are of other states, and have no bias.
         table: a `LayerTable` of the model's own bias, or None for slopes.
-        tokens: the tokens of masks that transformers' mask function did not return.
+        tokens: what layers share of the masks that they get.
         ends: whether this is the last layer of a pass.
         shares: what layers of a pass that may share a bias have in common: the table, or None.
         in_graphs: the key by which the operator of compiled graphs finds it.
@@ -278,17 +280,18 @@ class Attend:
         # Threads that share a model have caches of different lengths.
         past = 0 if cache is None else int(cache.get_seq_length(self.number))
         of = version_of(mask), sizes, past, device, weights
-        owner = self.tokens if mask is None else mask
-        known = self.tokens.get(owner)
+        owner, shared = self.tokens if mask is None else mask, self.tokens.tokens
+        known = shared.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again.
-        hidden = self.family.masks_hidden and getattr(mask, "ndim", 2) == 4
-        tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)
         if self.number > 0 and known is not None and known[0] == of:
-            tokens = known[1]
-        if mask is None and self.ends and not torch.is_grad_enabled():
-            self.tokens.pop(owner, None)  # what does not run again is not kept
+            tokens: Tokens = known[1]
         else:
-            self.tokens[owner] = of, tokens
+            hidden = self.family.masks_hidden and getattr(mask, "ndim", 2) == 4
+            tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)
+        if mask is None and self.ends and not torch.is_grad_enabled():
+            shared.pop(owner, None)  # what does not run again is not kept
+        else:
+            shared[owner] = of, tokens
         return tokens
 
     def _checked(

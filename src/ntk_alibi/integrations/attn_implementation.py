@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 import torch
@@ -20,13 +20,14 @@ from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES,
 
 from ntk_alibi.integrations import saving
 from ntk_alibi.integrations.family import Family
+from ntk_alibi.integrations.known import OF_TRANSFORMERS
 from ntk_alibi.integrations.patching import follow_config
-from ntk_alibi.integrations.settings import CONFIGURED
+from ntk_alibi.integrations.settings import CONFIG_NAMES
 from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
 from ntk_alibi.methods import find_misspelled_settings
 
-#: Settings of a configuration.
-_NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
+#: The families that are patched from the start.
+_FAMILIES = tuple(OF_TRANSFORMERS.values())
 
 
 class Configured:
@@ -53,27 +54,22 @@ class Configured:
         vars(config).pop(self._name, None)
 
 
-def register(families: Iterable[Family]) -> None:
-    """Register the name with transformers, once.
-
-    Args:
-        families: families of transformers' own classes.
-    """
+def register() -> None:
+    """Register the name with transformers, once."""
     if NAME in FALCON_ATTENTION_CLASSES:
         return
     FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
     AttentionMaskInterface.register(NAME, tokens_of_pass)
     AttentionInterface.register(NAME, _refuse)
-    families = tuple(families)
-    _patch_when_made(families)
-    _refuse_others(families)
-    for family in families:
+    _patch_when_made()
+    _refuse_others()
+    for family in _FAMILIES:
         _let_have_settings(family.config_class())
         _let_ask_for_weights(family.config_class())
     saving.register()
 
 
-def _patch_when_made(families: tuple[Family, ...]) -> None:
+def _patch_when_made() -> None:
     """Let models patch themselves at the end of __init__.
 
     The classes of the models are not asked for: they may not be imported yet.
@@ -83,26 +79,26 @@ def _patch_when_made(families: tuple[Family, ...]) -> None:
     @functools.wraps(stock)
     def post_init(self: Any) -> None:
         stock(self)
-        ours = self.config._attn_implementation == NAME
-        for family in families:
+        for family in _FAMILIES:
             if family.matches(self):
-                _follow(family, self, ours)
+                _follow(family, self)
 
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
 
 
-def _follow(family: Family, model: Any, ours: bool) -> None:
+def _follow(family: Family, model: Any) -> None:
     """Let a new model of a family follow its configuration, or warn that it does not."""
     config = model.config
-    if ours:
+    if config._attn_implementation == NAME:
         follow_config(family, model)
-        if others := find_misspelled_settings(config, _NAMES, (*_NAMES, "alibi_bias_max")):
+        known = (*CONFIG_NAMES, "alibi_bias_max")
+        if others := find_misspelled_settings(config, CONFIG_NAMES, known):
             warnings.warn(
                 f"the model's config has {', '.join(others)}, which no model follows: settings "
-                f"of attn_implementation={NAME!r} are {', '.join(_NAMES)}",
+                f"of attn_implementation={NAME!r} are {', '.join(CONFIG_NAMES)}",
                 stacklevel=4,
             )
-    elif given := [name for name in _NAMES if getattr(config, name, None)]:
+    elif given := [name for name in CONFIG_NAMES if getattr(config, name, None)]:
         warnings.warn(
             f"the model's config has {', '.join(given)}, which only a model made with "
             f"attn_implementation={NAME!r} follows: this one has {family.own_bias}",
@@ -115,11 +111,11 @@ def _let_have_settings(config_class: Any) -> None:
 
     A configuration without settings has none in its own attributes, and saves none.
     """
-    for name in _NAMES:
+    for name in CONFIG_NAMES:
         setattr(config_class, name, Configured(name))
 
 
-def _refuse_others(families: tuple[Family, ...]) -> None:
+def _refuse_others() -> None:
     """Refuse the name for models that neither are of a family nor have parts that may be.
 
     For models of a family, errors for an unknown attn_implementation name ours.
@@ -127,8 +123,8 @@ def _refuse_others(families: tuple[Family, ...]) -> None:
     stock: Any = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
     if stock is None:  # older versions have none
         return
-    ours = tuple(family.config_class() for family in families)
-    names = [family.name for family in families]
+    ours = tuple(family.config_class() for family in _FAMILIES)
+    names = [family.name for family in _FAMILIES]
 
     @functools.wraps(stock)
     def get_correct_attn_implementation(

@@ -117,9 +117,7 @@ def _begin(model: Any, given: dict[str, Any], said: list[str]) -> dict[str, Any]
         whole = real_keys(mask, batch, end, inputs.device, "attention_mask", longer=True)[:, :end]
         if is_cut(cache, tokens):
             lengths = [len(x) for x in torch.arange(tokens).tensor_split(ranks.size)]
-            cache.hold(lengths)
-            begin = sum(lengths[: ranks.rank])
-            own = slice(begin, begin + lengths[ranks.rank])
+            own = cache.hold(lengths)
             shared = OwnTokens(ranks, torch.arange(tokens)[own], bool(whole.all()), cache)
             name = "inputs_embeds" if given.get("input_ids") is None else "input_ids"
             given[name] = inputs[:, own]

@@ -22,6 +22,7 @@ from ntk_alibi.biases.base import BiasObject, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.packed_segments import PackedSegments
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
@@ -42,21 +43,6 @@ WAY_TO_TRACE = (
 def untraced(function: Function) -> Function:
     """Exclude a function from torch.compile, since it depends on the entries of the mask."""
     return cast(Function, torch.compiler.disable(function, reason=WAY_TO_TRACE))
-
-
-@dataclass(frozen=True)
-class PackedSegments:
-    """The packed segments of rows.
-
-    Attributes:
-        queries: the number of its segment for each new token, (rows, tokens).
-        keys: the same for each key, (rows, keys).
-        cache: what adds new keys to a paged cache, or None.
-    """
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    cache: Any = None
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,9 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import JIT, find_tracer, has_values, is_followed
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.forward_pass import (
-    ForwardPass,
-    PackedSegments,
-    limits_up_to,
-    problem_of,
-)
-from ntk_alibi.integrations.pair_masks import is_of_pairs, problem_of_pairs, shown
+from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of
+from ntk_alibi.integrations.packed_segments import PackedSegments
+from ntk_alibi.integrations.pair_masks import problem_of_pairs, read_pairs, shown
 from ntk_alibi.integrations.settings import check_layers, current, stack_of
 from ntk_alibi.integrations.tables import NoBias
 from ntk_alibi.integrations.tokens import Tokens
@@ -83,23 +79,11 @@ def make_pass(
     if tokens.segments is not None:
         return _packed_pass(tokens.segments, rule, settings, sizes, own)
     # Layers of others add a mask of keys alone to a causal one of their own.
-    of_pairs = is_of_pairs(padding, of_keys=not attend.causal or family.code is None)
-    if attend.crosses and of_pairs:
-        shape = batch, rule.heads, queries, keys
-        read = attend.tokens.pairs.read(padding, "encoder_attention_mask", shape)
-        problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
-        real = read.real_keys(batch)
-        return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    of_pairs = getattr(padding, "ndim", 2) == 4
+    if of_pairs and (not attend.causal or family.code is None):
+        of_pairs = tuple(padding.shape[1:3]) != (1, 1)
     if attend.crosses:
-        real = real_keys(padding, batch, keys, device, "encoder_attention_mask")
-        unpadded = padding is None
-        if not real.is_cpu or is_followed(real):
-            return _crossing_pass(real, rule, settings, queries, unpadded=unpadded)
-        of, kept = (settings, queries, unpadded), attend.tokens.crossing
-        if kept is None or kept[0] != of or not torch.equal(kept[1], real):
-            made = _crossing_pass(real, rule, settings, queries, unpadded=unpadded)
-            attend.tokens.crossing = kept = of, real.clone(), made  # real may be a user's mask
-        return cast(ForwardPass, kept[2])
+        return _crossing_pass(attend, padding, settings, sizes, device, of_pairs=of_pairs)
     if hasattr(cache, "ranks"):
         raise ValueError(
             f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
@@ -108,8 +92,11 @@ def make_pass(
     past = 0 if cache is None else int(cache.get_seq_length(attend.number))
     if past:
         warn_of_older_slopes(settings.scaling)
-    end, skipped = past + keys, None
-    limits = limits_up_to(end - 1, settings.mask) if attend.causal else settings.mask
+    end = past + keys
+    if attend.causal:
+        limits = limits_up_to(end - 1, settings.mask)
+    else:
+        limits = settings.mask._replace(causal=False)
     if hasattr(cache, "expect"):  # a `WindowCache`
         if of_pairs:
             raise ValueError(
@@ -117,39 +104,55 @@ def make_pass(
                 f"{tuple(padding.shape)}"
             )
         mask, skipped = _held(settings.mask, cache, padding, (batch, past, queries), device)
-        limits = EVERYTHING if queries == 1 else limits  # a query that sees all keys that are held
-        end = capacity = mask.shape[1]
-    else:
-        capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
-        longer = family.code is not None
-        name = "attention_mask" if longer else "mask"
-        if of_pairs:
-            shape = batch, rule.heads, queries, end
-            read = attend.tokens.pairs.read(padding, name, shape)
-            mask = read.real_keys(batch)
-        else:
-            mask = real_keys(padding, batch, end, device, name, longer=longer)
-        if capacity > mask.shape[1]:
-            mask = F.pad(mask, (0, capacity - mask.shape[1]))
-    limits = limits if attend.causal else limits._replace(causal=False)
+        if queries == 1:  # which sees all keys that are held
+            limits = EVERYTHING if attend.causal else BIDIRECTIONAL
+        held = mask.shape[1]
+        at = slice(held - queries, held)
+        problem = problem_of(mask, at, rule, limits, skipped, unpadded=padding is None)
+        return ForwardPass(mask, problem, rule, settings, own=own, heads=heads)
+    capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
+    longer = family.code is not None
+    name = "attention_mask" if longer else "mask"
     if of_pairs:
-        counts_holes = rule.counts_holes
-        positions = None if counts_holes else tokens.positions
-        problem = problem_of_pairs(read, shape, limits, positions, counts_holes=counts_holes)
+        shape = batch, rule.heads, queries, end
+        read = read_pairs(attend.tokens.pairs, padding, name, shape)
+        mask, holes = read.real_keys(batch), rule.counts_holes
+        positions = None if holes else tokens.positions
+        problem = problem_of_pairs(read, shape, limits, positions, counts_holes=holes)
     else:
-        unpadded = padding is None and capacity == end
-        at = slice(end - queries, end)
-        problem = problem_of(mask[:, :end], at, rule, limits, skipped, unpadded=unpadded)
+        mask = real_keys(padding, batch, end, device, name, longer=longer)
+        at, unpadded = slice(end - queries, end), padding is None and capacity == end
+        problem = problem_of(mask[:, :end], at, rule, limits, unpadded=unpadded)
+    if capacity > mask.shape[1]:
+        mask = F.pad(mask, (0, capacity - mask.shape[1]))
     falls = of_pairs and attend.causal
     return ForwardPass(mask, problem, rule, settings, own=own, heads=heads, falls=falls)
 
 
 def _crossing_pass(
-    real: torch.Tensor, rule: Any, settings: Any, queries: int, *, unpadded: bool
+    attend: Any, padding: Any, settings: Any, sizes: Sizes, device: torch.device, *, of_pairs: bool
 ) -> ForwardPass:
     """Return the pass of queries that attend to an encoder's tokens, all without a bias."""
+    rule, shared, name = attend.rule, attend.tokens, "encoder_attention_mask"
+    batch, queries, keys = sizes
+    if of_pairs:
+        shape = batch, rule.heads, queries, keys
+        read = read_pairs(shared.pairs, padding, name, shape)
+        problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
+        real = read.real_keys(batch)
+        return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    real, unpadded = real_keys(padding, batch, keys, device, name), padding is None
+    of = settings, queries, unpadded
+    keeps = real.is_cpu and not is_followed(real)
+    if keeps and shared.crossing is not None:
+        made_of, last, made = shared.crossing
+        if made_of == of and torch.equal(last, real):
+            return cast(ForwardPass, made)
     problem = problem_of(real, slice(0, queries), rule, BIDIRECTIONAL, unpadded=unpadded)
-    return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    made = ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
+    if keeps:
+        shared.crossing = of, real.clone(), made  # real may be a user's mask
+    return made
 
 
 def _packed_pass(
@@ -181,7 +184,7 @@ def real_keys(
     batch: int,
     keys: int,
     device: torch.device,
-    name: str = "mask",
+    name: str,
     *,
     longer: bool = False,
 ) -> torch.Tensor:

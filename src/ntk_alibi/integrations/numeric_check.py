@@ -6,15 +6,14 @@ of parameters would say little, and hashes of source too much: what counts is wh
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ntk_alibi.integrations.overriding import in_evaluation, override, restore
+from ntk_alibi.integrations.overriding import in_evaluation, replaced
 
 #: The greatest difference to a model's own layer, in units of its greatest output.
 TOLERANCE = 1e-3
@@ -46,13 +45,13 @@ def example(model: Any) -> dict[str, Any]:
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
-def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
-    """Patch a model without scaling, and compare its first attention layer with its own forward.
+def compare(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> None:
+    """Patch a model, and compare its first attention layer with its own forward.
 
     Args:
         family: the model's family.
         model: the model, without patches.
-        patch: patches it; the caller takes that back if this raises.
+        patch: patches it without scaling; the caller takes that back if this raises.
 
     Raises:
         RuntimeError: the outputs differ, or a layer did not run.
@@ -63,7 +62,7 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
     with in_evaluation(model):
         with replaced(family.while_compared(model)):
             stock = _output(family, model, layer, given, "its own code")
-        patch()
+        patch(model)
         ours = _output(family, model, layer, given, "the patch")
     what = f"{type(layer).__name__}.forward of {type(layer).__module__}"
     if stock.shape != ours.shape:
@@ -75,16 +74,28 @@ def compare(family: Any, model: nn.Module, patch: Callable[[], None]) -> None:
     real = given.get("attention_mask")
     if isinstance(real, torch.Tensor) and stock.shape[:2] == real.shape:
         stock, ours = stock[real != 0], ours[real != 0]  # padded queries may see anything
-    most = float(stock.double().abs().max())
-    difference = float((stock.double() - ours.double()).abs().max()) / max(most, 1e-30)
+    apart = difference(stock, ours)
     allowed = max(family.compared_within, 8 * torch.finfo(stock.dtype).eps)
-    if not difference <= allowed:  # NaN, too
+    if not apart <= allowed:  # NaN, too
         raise RuntimeError(
             f"{what} must compute what the patch of {family.name} does without scaling, but on "
-            f"{given_text(given)} the outputs differ by {difference:.1e} of the greatest one, "
+            f"{given_text(given)} the outputs differ by {apart:.1e} of the greatest one, "
             f"more than {allowed:.0e}: the model's code is of another revision, and the model "
             "stays as it is"
         )
+
+
+def difference(stock: torch.Tensor, ours: torch.Tensor) -> float:
+    """Return the greatest difference of outputs, in units of the greatest stock one."""
+    most = float(stock.double().abs().max())
+    return float((stock.double() - ours.double()).abs().max()) / max(most, 1e-30)
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    """Return the output of a layer, which may be the first item of what its forward returns."""
+    while not isinstance(output, torch.Tensor):
+        output = output[0]
+    return output
 
 
 def given_text(given: dict[str, Any]) -> str:
@@ -101,35 +112,18 @@ def _output(
     def stop(_: nn.Module, __: Any, output: Any) -> None:
         raise _Reached(output)
 
-    hook = layer.register_forward_hook(stop)
     try:
-        with torch.no_grad():
+        with layer.register_forward_hook(stop), torch.no_grad():
             model(**given)
     except _Reached as reached:
-        (output,) = reached.args
-        while not isinstance(output, torch.Tensor):
-            output = output[0]
-        return output.detach().clone()
+        return first_tensor(*reached.args).detach().clone()
     except Exception as error:
         raise RuntimeError(
             f"{type(layer).__name__} of {family.name} must run on {given_text(given)}, by which a "
             f"patch is compared with the model, but {whose} raised {error!r}: the model stays as "
             "it is"
         ) from error
-    finally:
-        hook.remove()
     raise RuntimeError(
         f"model must call its attention layer {type(layer).__name__}, got a forward of "
         f"{type(model).__name__} that did not: the model stays as it is"
     )
-
-
-@contextlib.contextmanager
-def replaced(replacements: list[tuple[nn.Module, str, Any]]) -> Iterator[None]:
-    """Put replacements in force for a time."""
-    values = [override(*replacement) for replacement in replacements]
-    try:
-        yield
-    finally:
-        for (owner, name, _), value in zip(replacements, values, strict=True):
-            restore(owner, name, value)

@@ -23,9 +23,9 @@ from ntk_alibi.integrations.arguments import (
     paged_cache_of,
     positional_names,
 )
-from ntk_alibi.integrations.forward_pass import PackedSegments, untraced
+from ntk_alibi.integrations.forward_pass import untraced
 from ntk_alibi.integrations.making import check_inputs
-from ntk_alibi.integrations.packed_segments import describing, segments_of_rows
+from ntk_alibi.integrations.packed_segments import PackedSegments, describing, segments_of_rows
 from ntk_alibi.integrations.pair_masks import shown
 from ntk_alibi.integrations.settings import PATCHED, ranks_of
 from ntk_alibi.integrations.shared_loss import LossOfParts

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+#: The arguments of `restore`: a module, a name, and the plain value that was replaced, or nothing.
+Restored = tuple[nn.Module, str, tuple[Any, ...]]
 
-def override(module: nn.Module, name: str, replacement: Any) -> tuple[Any, ...]:
+
+def override(module: nn.Module, name: str, replacement: Any) -> Restored:
     """Give this instance another method, bound to it, another plain value, or one more part.
 
     Methods are bound by a partial, which deep copies and pickles bind to the copy. A static method
     is the same object in all modules, which torch.compile then does not tell apart.
 
     Returns:
-        The plain value that was replaced, or nothing.
+        The arguments of `restore`, which takes it back.
     """
+    values: tuple[Any, ...] = ()
     if isinstance(replacement, nn.Module):
         setattr(module, name, replacement)
     elif isinstance(replacement, staticmethod):
@@ -26,14 +30,13 @@ def override(module: nn.Module, name: str, replacement: Any) -> tuple[Any, ...]:
     elif callable(replacement):
         setattr(module, _slot(module, name), partial(replacement, module))
     else:
-        value = getattr(module, name)
+        values = (getattr(module, name),)
         setattr(module, name, replacement)
-        return (value,)
-    return ()
+    return module, name, values
 
 
 def restore(module: nn.Module, name: str, values: tuple[Any, ...]) -> None:
-    """Undo `override`, which returned these values."""
+    """Undo `override`, which returned these arguments."""
     slot = _slot(module, name)
     if values:
         setattr(module, name, *values)
@@ -41,6 +44,17 @@ def restore(module: nn.Module, name: str, values: tuple[Any, ...]) -> None:
         delattr(module, slot)
     else:
         setattr(module, slot, getattr(type(module), name).__get__(module))
+
+
+@contextmanager
+def replaced(replacements: Iterable[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Put replacements in force for a time."""
+    made = [override(*replacement) for replacement in replacements]
+    try:
+        yield
+    finally:
+        for replacement in made:
+            restore(*replacement)
 
 
 @contextmanager

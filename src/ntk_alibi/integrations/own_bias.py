@@ -49,7 +49,7 @@ def bias_of_argument(value: Any) -> Any:
     return None
 
 
-def check(bias: Any, heads: int, layers: int, *, encoder: bool = False) -> None:
+def check(bias: Any, heads: int, layers: int, *, encoder: bool) -> None:
     """Check that a bias is one of positions alone, and of a model's heads, layers and sides."""
     for layer, own in by_layer(bias).items():
         if layer is not None and layer >= layers:

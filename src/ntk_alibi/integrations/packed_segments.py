@@ -15,11 +15,25 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi.integrations.arguments import CACHE, cache_of, inputs_of, paged_cache_of
-from ntk_alibi.integrations.forward_pass import PackedSegments
 from ntk_alibi.integrations.tokens import padding_in
 
 #: Arguments beside the paged cache of transformers' continuous batching.
 OF_PAGED_CACHE = ("read_index", "write_index", "block_table")
+
+
+@dataclass(frozen=True)
+class PackedSegments:
+    """The packed segments of rows.
+
+    Attributes:
+        queries: the number of its segment for each new token, (rows, tokens).
+        keys: the same for each key, (rows, keys).
+        cache: what adds new keys to a paged cache, or None.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    cache: Any = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +159,7 @@ def describing(given: Mapping[str, Any]) -> list[str]:
 
 
 def segments_of_rows(
-    model_name: str, given: Mapping[str, Any], why_one: str = "", *, parts: bool = False
+    model_name: str, given: Mapping[str, Any], why_one: str, *, parts: bool = False
 ) -> PackedSegments | None:
     """Return the packed segments that a caller describes, or None if each row is one text.
 

@@ -7,13 +7,14 @@ mask of two dimensions.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple
 
 import torch
 
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.integrations.dense import HIDES
-from ntk_alibi.integrations.tokens import KeptByMask, version_of
+from ntk_alibi.integrations.tokens import version_of
 from ntk_alibi.masks import BlockMask, Mask, Problem
 
 
@@ -37,47 +38,35 @@ class PairMask(NamedTuple):
         return real.expand(batch, -1)
 
 
-class PairMasks(KeptByMask):
-    """What was read of masks, for layers and steps that get them again."""
-
-    def read(self, mask: torch.Tensor, name: str, sizes: tuple[int, ...]) -> PairMask:
-        """Return what a mask says.
-
-        Args:
-            mask: boolean, True for visible keys, or values to add to scores.
-            name: its name in messages.
-            sizes: batch, heads, queries and keys of the pass; a mask for a static cache has more
-                keys, which it hides.
-        """
-        version = version_of(mask)
-        kept = cast(Any, self).get(mask)
-        if kept is not None and version is not None and kept[0] == (version, sizes):
-            return PairMask(*kept[1:])
-        _check_shape(mask, name, sizes)
-        *_, queries, keys = sizes
-        seen = shown(mask, name)[..., :keys].detach()  # a view, which does not keep the mask alive
-        seen = seen.expand(*seen.shape[:2], queries, keys)
-        read = PairMask(BlockMask(seen), None, sees_ahead=True)
-        if seen.is_cpu and has_values(seen):
-            ahead = torch.arange(keys) > torch.arange(keys - queries, keys)[:, None]
-            real = seen.any(dim=2).any(dim=1)
-            sees_ahead = queries > 1 and bool((seen & ahead).any())
-            read = PairMask(read.visible, None if bool(real.all()) else real, sees_ahead)
-        if version is not None:
-            self[mask] = (version, sizes), *read
-        return read
-
-
-def is_of_pairs(mask: Any, *, of_keys: bool) -> bool:
-    """Return whether a mask is of pairs.
+def read_pairs(
+    kept: MutableMapping[Any, Any], mask: torch.Tensor, name: str, sizes: tuple[int, ...]
+) -> PairMask:
+    """Return what a mask says.
 
     Args:
-        mask: a mask or None.
-        of_keys: whether one of four dimensions may be of keys alone: padding.
+        kept: what was read of masks, for layers and steps that get them again.
+        mask: boolean, True for visible keys, or values to add to scores.
+        name: its name in messages.
+        sizes: batch, heads, queries and keys of the pass; a mask for a static cache has more
+            keys, which it hides.
     """
-    if getattr(mask, "ndim", 2) != 4:
-        return False
-    return not of_keys or tuple(mask.shape[1:3]) != (1, 1)
+    of = version_of(mask), sizes
+    known: tuple[Any, PairMask] | None = kept.get(mask)
+    if known is not None and known[0] == of:
+        return known[1]
+    _check_shape(mask, name, sizes)
+    *_, queries, keys = sizes
+    seen = shown(mask, name)[..., :keys].detach()  # a view, which does not keep the mask alive
+    seen = seen.expand(*seen.shape[:2], queries, keys)
+    read = PairMask(BlockMask(seen), None, sees_ahead=True)
+    if seen.is_cpu and has_values(seen):
+        ahead = torch.arange(keys) > torch.arange(keys - queries, keys)[:, None]
+        real = seen.any(dim=2).any(dim=1)
+        sees_ahead = queries > 1 and bool((seen & ahead).any())
+        read = PairMask(read.visible, None if bool(real.all()) else real, sees_ahead)
+    if of[0] is not None:
+        kept[mask] = of, read
+    return read
 
 
 def problem_of_pairs(

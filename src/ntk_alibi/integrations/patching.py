@@ -36,6 +36,9 @@ from ntk_alibi.integrations.transformers_versions import (
     version_is_tested,
 )
 
+#: The patches of a model that is compared with itself: one, without scaling.
+PLAIN = (Settings(None),)
+
 _lock = threading.RLock()
 
 
@@ -149,8 +152,7 @@ def apply(
         try:
             for target, stack in zip(targets, before, strict=True):
                 if not stack and family.code is None:
-                    plain = partial(_stack, family, target, (Settings(None),))
-                    numeric_check.compare(family, target, plain)
+                    numeric_check.compare(family, target, partial(_stack, family, stack=PLAIN))
                 alone = model is target and family.decoder and not stack
                 modules = all_modules() if alone else model.modules()
                 around = models_that_hold(target, modules)
@@ -187,7 +189,7 @@ def follow_config(family: Family, target: nn.Module) -> None:
 def _check_version(family: Family, target: nn.Module) -> None:
     """Compare a small model with itself, patched, for a version of transformers not tested."""
     if family.code is not None and not version_is_tested():
-        version_check.check(family, target, lambda x: _stack(family, x, (Settings(None),)))
+        version_check.check(family, target, partial(_stack, family, stack=PLAIN))
 
 
 def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
@@ -225,8 +227,8 @@ def _install(target: Any, patched: Patched, settings: Settings, form: str) -> No
     if takes_tokens and target.config._attn_implementation != NAME:
         target.config = patched_config(target.config)
     patched.form = form
-    for owner, attribute, replacement in replacements:
-        patched.replaced.append((owner, attribute, override(owner, attribute, replacement)))
+    for replacement in replacements:
+        patched.replaced.append(override(*replacement))
 
 
 def _replacements(family: Family, target: nn.Module, settings: Settings) -> list[Replacement]:

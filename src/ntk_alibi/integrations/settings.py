@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from ntk_alibi import _checks
 from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.overriding import Restored
 from ntk_alibi.integrations.tokens import NAME
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import parse_method, train_length_or_default
@@ -29,6 +29,9 @@ ATTENTIONS = ("fused", "eager", "traceable")
 
 #: Settings that a model's configuration may have, each as `alibi_` and its name.
 CONFIGURED = ("scaling", "attention", "window", "sink", "causal_block", "log_n")
+
+#: Their names in a configuration.
+CONFIG_NAMES = tuple(f"alibi_{name}" for name in CONFIGURED)
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,7 +123,7 @@ class Patched:
     stack: tuple[Settings | None, ...] = ()
     form: str = ""
     released: Any = None
-    replaced: list[tuple[nn.Module, str, tuple[Any, ...]]] = field(default_factory=list)
+    replaced: list[Restored] = field(default_factory=list)
 
 
 def check_layers(scaling: Any, count: int) -> None:
@@ -303,10 +306,7 @@ def _class_like(config_class: type) -> type:
     """Return a class with the name of a class of configurations, by which transformers finds it."""
     stock: Any = config_class
 
-    def copied(self: Any, memo: dict[int, Any]) -> Any:
-        return patched_config(copy.deepcopy(self.own_config, memo))
-
-    def reduced(self: Any, _: Any) -> tuple[Any, ...]:
+    def reduced(self: Any, _: Any) -> tuple[Any, ...]:  # of deep copies and pickles
         return patched_config, (self.own_config,)
 
     def set_name(self: Any, value: Any) -> None:
@@ -319,7 +319,6 @@ def _class_like(config_class: type) -> type:
             "__module__": config_class.__module__,
             "__slots__": ("own_config",),
             "__doc__": stock.__doc__,
-            "__deepcopy__": copied,
             "__reduce_ex__": reduced,
             "_attn_implementation": property(lambda _: NAME, set_name),
         },

@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
-from torch.utils.weak import WeakIdKeyDictionary
 
 #: The name of our attention implementation and of the mask function `tokens_of_pass`.
 NAME = "ntk_alibi"
@@ -88,16 +87,6 @@ class Tokens(BlockMask):
 def padding_in(mask: Any) -> Any:
     """Return the padding of an attention_mask, which generate() may have made `Tokens` of."""
     return mask.padding if isinstance(mask, Tokens) else mask
-
-
-class KeptByMask(WeakIdKeyDictionary):
-    """What was made of masks, by the mask objects, as long as these live. Copies hold none."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-    def __deepcopy__(self, _: Any) -> Any:
-        return type(self)()
 
 
 def version_of(mask: torch.Tensor | None) -> int | None:

@@ -8,6 +8,7 @@ without tokens raises.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from torch import nn
 
 from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.settings import CONFIGURED
+from ntk_alibi.integrations.overriding import replaced
+from ntk_alibi.integrations.settings import CONFIG_NAMES
 
 #: Sizes of the small model, by the names that configurations have for them; others stay. The size
 #: of a head stays, too.
@@ -83,8 +85,8 @@ def small_config(config: Any) -> Any:
     """Return a configuration of the same kind with few heads, one layer and few tokens."""
     small = copy.deepcopy(config)
     small._attn_implementation = None
-    for name in CONFIGURED:
-        vars(small).pop(f"alibi_{name}", None)
+    for name in CONFIG_NAMES:
+        vars(small).pop(name, None)
     heads = config.num_attention_heads
     head_dim = config.hidden_size // heads
     for name, value in SIZES.items():
@@ -110,7 +112,7 @@ def _compare(family: Any, kind: Any, config: Any, patch: Callable[[nn.Module], N
             for parameter in (x for y in layers.values() for x in y.parameters()):
                 if parameter.ndim == 2:  # scores of about 1, so that all of them matter
                     parameter.normal_(std=parameter.shape[1] ** -0.5)
-            with numeric_check.replaced(family.while_compared(model)):
+            with replaced(family.while_compared(model)):
                 stock = _outputs(model, layers, family)
             patch(model)
             ours = _outputs(model, layers, family)
@@ -119,11 +121,10 @@ def _compare(family: Any, kind: Any, config: Any, patch: Callable[[nn.Module], N
         mine = ours[name]
         if mine.shape != theirs.shape:
             raise ValueError(f"{name} has shape {tuple(mine.shape)}, not {tuple(theirs.shape)}")
-        difference = float((mine - theirs).abs().max() / theirs.abs().max())
-        if not difference <= allowed:  # NaN, too
+        apart = numeric_check.difference(theirs, mine)
+        if not apart <= allowed:  # NaN, too
             raise ValueError(
-                f"{name} differs by {difference:.1e} of the greatest output, more than "
-                f"{allowed:.0e}"
+                f"{name} differs by {apart:.1e} of the greatest output, more than {allowed:.0e}"
             )
     return ", ".join(stock)
 
@@ -134,29 +135,24 @@ def _outputs(model: Any, layers: dict[str, nn.Module], family: Any) -> dict[str,
     mask = torch.ones_like(ids)
     mask[0, -3:] = mask[1, :4] = 0
     causal = family.is_causal(model)
-    states = torch.randn(2, 7, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
     beside: dict[str, Any] = {}
     if "cross-attention" in layers:
+        generator = torch.Generator().manual_seed(1)
+        states = torch.randn(2, 7, model.config.hidden_size, generator=generator)
         seen = torch.ones(2, 7, dtype=torch.long)
         seen[1, 5:] = 0
         beside = {"encoder_hidden_states": states, "encoder_attention_mask": seen}
     found: dict[str, torch.Tensor] = {}
 
-    def run(name: str, real: torch.Tensor, **given: Any) -> Any:
-        hooks = []
-        for kind, layer in layers.items():
+    def run(name: str, real: torch.Tensor, **given: Any) -> None:
+        with contextlib.ExitStack() as hooks:
+            for kind, layer in layers.items():
 
-            def keep(_: Any, __: Any, output: Any, kind: str = kind) -> None:
-                while not isinstance(output, torch.Tensor):
-                    output = output[0]
-                found[f"{kind} {name}"] = output[real != 0]
+                def keep(_: Any, __: Any, output: Any, kind: str = kind) -> None:
+                    found[f"{kind} {name}"] = numeric_check.first_tensor(output)[real != 0]
 
-            hooks.append(layer.register_forward_hook(keep))
-        try:
-            return model(**given, **beside)
-        finally:
-            for hook in hooks:
-                hook.remove()
+                hooks.enter_context(layer.register_forward_hook(keep))
+            model(**given, **beside)
 
     alone = {"use_cache": False} if causal else {}
     run("with padding", mask, input_ids=ids, attention_mask=mask, **alone)

@@ -59,7 +59,6 @@ class GrowingCache(Cache):
             raise ValueError(f"dtype must be None or 'int8', got {dtype!r}")
         new_layer: Any = partial(GrowingLayer if dtype is None else QuantizedLayer, least)
         super().__init__(layer_class_to_replicate=new_layer)
-        self._new_layer = new_layer
 
     def append(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
@@ -68,8 +67,9 @@ class GrowingCache(Cache):
 
         The result is two tensors, or two `QuantizedRows`; `update` always returns two tensors.
         """
+        new_layer: Any = self.layer_class_to_replicate
         while len(self.layers) <= layer_idx:
-            self.layers.append(self._new_layer())
+            self.layers.append(new_layer())
         rows: tuple[Any, Any] = cast(Any, self.layers[layer_idx]).append(key_states, value_states)
         return rows
 

@@ -85,12 +85,16 @@ class ShardedCache(Cache):
             )
         return keys, values
 
-    def hold(self, lengths: list[int]) -> None:
-        """Note that the next tokens go to the ranks, `lengths[rank]` to each in their order."""
-        begin = self.get_seq_length() + sum(lengths[: self.ranks.rank])
-        own = torch.arange(begin, begin + lengths[self.ranks.rank])
-        self.columns = torch.cat([self.columns, own])
+    def hold(self, lengths: list[int]) -> slice:
+        """Note that the next tokens go to the ranks, `lengths[rank]` to each in their order.
+
+        Return which of them go to this rank.
+        """
+        begin, past = sum(lengths[: self.ranks.rank]), self.get_seq_length()
+        own = slice(begin, begin + lengths[self.ranks.rank])
+        self.columns = torch.cat([self.columns, torch.arange(past + own.start, past + own.stop)])
         self._lengths = [x + y for x, y in zip(self._lengths, lengths, strict=True)]
+        return own
 
     def deal(self, tokens: int) -> slice:
         """Note where the next tokens go, and return which of them go to this rank.
@@ -104,9 +108,7 @@ class ShardedCache(Cache):
             if self._lengths[self._owner] - fewest >= max(LEAST_RUN, fewest // 8):
                 self._owner = self._lengths.index(fewest)
             lengths = [tokens if x == self._owner else 0 for x in range(self.ranks.size)]
-        self.hold(lengths)
-        begin = sum(lengths[: self.ranks.rank])
-        return slice(begin, begin + lengths[self.ranks.rank])
+        return self.hold(lengths)
 
     def _level(self, tokens: int) -> list[int]:
         """Return how many new tokens each rank gets, so that the emptiest ranks become even."""

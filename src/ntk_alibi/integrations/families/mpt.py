@@ -15,17 +15,10 @@ from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
-from ntk_alibi.integrations.family import Replacement, check_states, of_transformers
+from ntk_alibi.integrations.family import check_states, of_transformers
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
 from ntk_alibi.integrations.tokens import Tokens
-
-
-def _replacements(model: Any) -> list[Replacement]:
-    return [
-        (model, "build_mpt_alibi_tensor", _no_tensor),
-        (model.blocks[0], "forward", _first_block),
-    ]
 
 
 def _first_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +97,10 @@ FAMILY = of_transformers(
     slopes=lambda model: ModelSlopes.for_mpt(
         model.num_heads, model.config.attn_config.alibi_bias_max
     ),
-    replacements=_replacements,
+    replacements=lambda model: [
+        (model, "build_mpt_alibi_tensor", _no_tensor),
+        (model.blocks[0], "forward", _first_block),
+    ],
     check=_check,
     output="out_proj",
     decoder=True,

@@ -84,24 +84,23 @@ class Gradients {
     std::vector<float> value_gradient(key_gradient.size());
     const std::int64_t group = problem_.query_heads / problem_.key_heads;
     for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h)
-      for (std::int64_t i = 0; i < problem_.query_length; i += tiles_.kernels().queries_per_tile) {
+      for (std::int64_t t = 0; t < tiles_.cut().count(); ++t) {
         if (stop.requested(stop.context)) return;
         GradientTile gradient{};
         gradient.first_block = first;
         gradient.end_block = end;
         gradient.key_gradient = key_gradient.data();
         gradient.value_gradient = value_gradient.data();
-        run_tile(b, h, i, part, gradient, scratch, stop);
+        run_tile(b, h, t, part, gradient, scratch, stop);
       }
     write_rows(b, kv, keys, first, end, key_gradient, gradients_.key);
     write_rows(b, kv, keys, first, end, value_gradient, gradients_.value);
   }
 
-  void run_tile(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t part,
+  void run_tile(std::int64_t b, std::int64_t h, std::int64_t number, std::int64_t part,
                 GradientTile& gradient, void* scratch, StopCheck stop) {
     const AttentionProblem& p = problem_;
-    const std::int64_t count =
-        std::min<std::int64_t>(tiles_.kernels().queries_per_tile, p.query_length - i);
+    const std::int64_t i = tiles_.cut().begin(number), count = tiles_.cut().queries(number);
     TileRows rows;
     AttentionTile tile = tiles_.describe(b, h, i, count, rows);
     tile.stop = stop;

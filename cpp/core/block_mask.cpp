@@ -85,18 +85,17 @@ const std::uint64_t* BlockMask::row(std::int64_t b, std::int64_t h, std::int64_t
   return words_.data() + (head * queries_ + (queries_ > 1 ? query : 0)) * words_per_row_;
 }
 
-PairBits::PairBits(const AttentionProblem& problem, const KeyLists& lists, std::int64_t tile_size)
+PairBits::PairBits(const AttentionProblem& problem, const KeyLists& lists, const QueryTiles& tiles)
     : part_(problem.pairs),
       mask_(problem.pairs.mask),
       lists_(lists),
+      tiles_(tiles),
       key_length_(problem.key_length),
-      queries_(problem.query_length),
-      tile_size_(tile_size) {
+      queries_(problem.query_length) {
   if (mask_ == nullptr || problem.batch == 0 || queries_ == 0) return;
   rows_ = lists.shared() && mask_->batch() <= 1 ? 1 : problem.batch;
   heads_ = mask_->heads();
   blocks_ = block_count(key_length_);
-  tiles_ = (queries_ + tile_size_ - 1) / tile_size_;
   stride_ = mask_->query_stride();
   bool in_place = true;
   for (std::int64_t b = 0; b < rows_; ++b) in_place = in_place && this->in_place(b);
@@ -105,7 +104,7 @@ PairBits::PairBits(const AttentionProblem& problem, const KeyLists& lists, std::
     copies_.resize(rows_ * heads_ * (stride_ == 0 ? 1 : queries_) * blocks_);
     for (std::int64_t b = 0; b < rows_; ++b) copy(b);
   }
-  shown_.resize(rows_ * heads_ * tiles_ * blocks_);
+  shown_.resize(rows_ * heads_ * tiles_.count() * blocks_);
   for (std::int64_t b = 0; b < rows_; ++b) count_blocks(b);
 }
 
@@ -140,12 +139,12 @@ void PairBits::copy(std::int64_t b) {
 
 void PairBits::count_blocks(std::int64_t b) {
   const std::int64_t keys = lists_.of_row(b).view().count;
-  const std::int64_t grain = 1 + least_bytes / (1 + tile_size_ * key_length_);
-  parallel_for_each(heads_ * tiles_, grain, [&](std::int64_t row) {
-    const std::int64_t h = row / tiles_, first = row % tiles_ * tile_size_;
-    const std::int64_t count = std::min(tile_size_, queries_ - first);
-    const std::uint64_t* words = this->words(b, h, first);
-    std::uint8_t* shown = shown_.data() + (b * heads_ * tiles_ + row) * blocks_;
+  const std::int64_t grain = 1 + least_bytes / (1 + tiles_.size() * key_length_);
+  parallel_for_each(heads_ * tiles_.count(), grain, [&](std::int64_t row) {
+    const std::int64_t h = row / tiles_.count(), tile = row % tiles_.count();
+    const std::int64_t count = tiles_.queries(tile);
+    const std::uint64_t* words = this->words(b, h, tiles_.begin(tile));
+    std::uint8_t* shown = shown_.data() + (b * heads_ * tiles_.count() + row) * blocks_;
     for (std::int64_t k = 0; k < block_count(keys); ++k) {
       std::uint64_t any = words[k], all = words[k];
       for (std::int64_t r = 1; r < count; ++r) {
@@ -168,8 +167,9 @@ const std::uint64_t* PairBits::words(std::int64_t b, std::int64_t h, std::int64_
 
 const std::uint8_t* PairBits::shown(std::int64_t b, std::int64_t h, std::int64_t first,
                                     std::int64_t count) const {
-  if (first % tile_size_ != 0 || count != std::min(tile_size_, queries_ - first)) return nullptr;
-  return shown_.data() + (head_of(b, h) * tiles_ + first / tile_size_) * blocks_;
+  const std::int64_t tile = tiles_.beginning_at(first);
+  if (tile < 0 || count != tiles_.queries(tile)) return nullptr;
+  return shown_.data() + (head_of(b, h) * tiles_.count() + tile) * blocks_;
 }
 
 }  // namespace ntk_alibi

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/key_lists.h"
+#include "core/query_tiles.h"
 
 namespace ntk_alibi {
 
@@ -36,8 +37,7 @@ class BlockMask {
 // each block of keys.
 class PairBits {
  public:
-  // tile_size: queries in a tile.
-  PairBits(const AttentionProblem& problem, const KeyLists& lists, std::int64_t tile_size);
+  PairBits(const AttentionProblem& problem, const KeyLists& lists, const QueryTiles& tiles);
 
   bool exist() const { return mask_ != nullptr; }
 
@@ -59,8 +59,9 @@ class PairBits {
   const PairMask part_;
   const BlockMask* const mask_;
   const KeyLists& lists_;
-  const std::int64_t key_length_, queries_, tile_size_;
-  std::int64_t stride_ = 0, rows_ = 0, heads_ = 0, blocks_ = 0, tiles_ = 0;
+  const QueryTiles tiles_;
+  const std::int64_t key_length_, queries_;
+  std::int64_t stride_ = 0, rows_ = 0, heads_ = 0, blocks_ = 0;
   std::vector<std::uint64_t> copies_;  // (rows, heads, queries or 1, blocks), if any row needs one
   std::vector<std::uint8_t> shown_;    // (rows, heads, tiles, blocks)
 };

@@ -13,12 +13,11 @@ constexpr std::int64_t groups_per_thread = 8;
 class Prefill {
  public:
   Prefill(const Tiles& tiles, const AttentionProblem& problem)
-      : tiles_(tiles), problem_(problem), size_(tiles.kernels().queries_per_tile) {
-    per_head_ = (problem.query_length + size_ - 1) / size_;
-    const std::int64_t all = problem.batch * problem.query_heads * per_head_;
+      : tiles_(tiles), problem_(problem), cut_(tiles.cut()) {
+    const std::int64_t all = problem.batch * problem.query_heads * cut_.count();
     group_ =
         std::clamp<std::int64_t>(all / (groups_per_thread * num_threads()), 1, tiles_per_group);
-    groups_per_head_ = (per_head_ + group_ - 1) / group_;
+    groups_per_head_ = (cut_.count() + group_ - 1) / group_;
   }
 
   void run() const {
@@ -26,7 +25,7 @@ class Prefill {
     const std::int64_t bytes = tiles_.kernels().attention_scratch_bytes(largest);
     const std::int64_t tasks = problem_.batch * problem_.query_heads * groups_per_head_;
     const std::int64_t grain =
-        tasks_per_thread(2 * group_ * size_ * problem_.key_length * problem_.head_dim);
+        tasks_per_thread(2 * group_ * cut_.size() * problem_.key_length * problem_.head_dim);
     for_each_task({tasks, grain, order(largest)}, {bytes, scratch_header_bytes},
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
@@ -49,15 +48,14 @@ class Prefill {
     const std::int64_t row = number / groups_per_head_;
     const std::int64_t b = row / problem_.query_heads, h = row % problem_.query_heads;
     const std::int64_t begin = (groups_per_head_ - 1 - number % groups_per_head_) * group_;
-    const int count = static_cast<int>(std::min(group_, per_head_ - begin));
+    const int count = static_cast<int>(std::min(group_, cut_.count() - begin));
     TileRows rows[tiles_per_group];
     AttentionTile tiles[tiles_per_group] = {};
     // All tiles of a group must have the same kind of bias.
     bool alike = true;
     for (int t = 0; t < count; ++t) {
-      const std::int64_t first = (begin + t) * size_;
-      const std::int64_t left = problem_.query_length - first;
-      tiles[t] = tiles_.describe(b, h, first, std::min<std::int64_t>(size_, left), rows[t]);
+      const std::int64_t tile = begin + t;
+      tiles[t] = tiles_.describe(b, h, cut_.begin(tile), cut_.queries(tile), rows[t]);
       tiles[t].stop = stop;
       alike = alike && tiles[t].bias.kind == tiles[0].bias.kind;
     }
@@ -73,9 +71,8 @@ class Prefill {
 
   const Tiles& tiles_;
   const AttentionProblem& problem_;
-  const std::int64_t size_;  // queries in a tile
-  std::int64_t per_head_;    // tiles of a head
-  std::int64_t group_;       // tiles in a group
+  const QueryTiles& cut_;
+  std::int64_t group_;  // tiles in a group
   std::int64_t groups_per_head_;
 };
 

@@ -83,7 +83,8 @@ Tiles::Tiles(const AttentionProblem& problem)
     : problem_(problem),
       kernels_(active_kernels()),
       lists_(problem),
-      bits_(problem, lists_, kernels_.queries_per_tile),
+      cut_(problem.query_length, kernels_.queries_per_tile),
+      bits_(problem, lists_, cut_),
       bounds_(problem, lists_),
       greatest_scale_(greatest_scale(problem)) {}
 
@@ -136,9 +137,7 @@ AttentionTile Tiles::largest() const {
 }
 
 std::int64_t Tiles::tiles_of_keys() const {
-  const std::int64_t size = kernels_.queries_per_tile;
-  const std::int64_t per_head = (problem_.query_length + size - 1) / size;
-  return per_head * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
+  return cut_.count() * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
 }
 
 void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,

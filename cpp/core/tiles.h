@@ -34,6 +34,9 @@ class Tiles {
  public:
   explicit Tiles(const AttentionProblem& problem);
 
+  // How the queries of a head are cut.
+  const QueryTiles& cut() const { return cut_; }
+
   // Describes the tile of `count` queries from `first` on. The tile points into `rows`.
   AttentionTile describe(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                          TileRows& rows) const;
@@ -70,6 +73,7 @@ class Tiles {
   const AttentionProblem& problem_;
   const KernelTable& kernels_;
   const KeyLists lists_;
+  const QueryTiles cut_;
   const PairBits bits_;
   const SkipBounds bounds_;
   const float greatest_scale_;

@@ -48,16 +48,17 @@ def _forward(
 
 
 @functools.cache
-def _signature(forward: Any) -> inspect.Signature:
-    """Return the signature of a forward; to read it takes longer than a layer's attention."""
-    return inspect.signature(forward)
+def _names(forward: Any) -> tuple[str, ...]:
+    """Return the names of a forward's arguments; to read them takes longer than a layer."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _model_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace BaichuanModel.forward, which would add its attention_mask to a mask of all pairs."""
     own_forward = type(model).forward
-    given = _signature(own_forward).bind(model, *args, **kwargs)
-    mask, cache = (given.arguments.get(name) for name in ("attention_mask", "past_key_values"))
+    names = _names(own_forward)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    mask, cache = given.get("attention_mask"), given.get("past_key_values")
     if mask is not None and (mask.ndim != 2 or int(mask.max()) > 1):
         raise ValueError(
             "attention_mask must be of 0 and 1, (batch, keys), for a patched Baichuan, got shape "
@@ -69,11 +70,15 @@ def _model_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
             f"own code takes no other cache, got {type(cache).__name__}: generate() makes tuples "
             "with transformers up to 4.53, and with any version needs none by use_cache=False"
         )
-    given.arguments["attention_mask"] = None
+    at = names.index("attention_mask")
+    if len(args) > at:
+        args = (*args[:at], None, *args[at + 1 :])
+    else:
+        kwargs["attention_mask"] = None
     token = _PADDING.set(mask)
     model.alibi_mask = None  # in training the model keeps it for the next batch of that length
     try:
-        return own_forward(*given.args, **given.kwargs)
+        return own_forward(model, *args, **kwargs)
     finally:
         model.alibi_mask = None
         _PADDING.reset(token)

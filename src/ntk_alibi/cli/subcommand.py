@@ -332,3 +332,4 @@ def collect(
         finally:
             if finished and options.output is None:
                 shutil.rmtree(folder, ignore_errors=True)
+        is_first_process()  # no other process begins the next run in a folder that goes

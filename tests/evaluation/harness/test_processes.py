@@ -39,10 +39,13 @@ def commands(checkpoint: Path) -> list[list[str]]:
     return [*ours, theirs]
 
 
-#: Runs command lines of `ntk-alibi` one after the other, given as a list in JSON.
+#: Runs command lines of `ntk-alibi` one after the other, given as a list in JSON. The folder of a
+#: command is removed late, so that a process that did not wait would begin the next one in it.
 PROGRAM = """
-import json, sys
+import json, shutil, sys, time
 from ntk_alibi.cli import main
+remove = shutil.rmtree
+shutil.rmtree = lambda *args, **options: (time.sleep(0.5), remove(*args, **options))
 for command in json.loads(sys.argv[1]):
     main(command)
 """

@@ -7,14 +7,14 @@ that mask is the padding of keys, (batch, keys), which the layers take.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.family import Family
 
@@ -47,16 +47,9 @@ def _forward(
     return layer.o_proj(output.transpose(1, 2).flatten(2)), weights, cache
 
 
-@functools.cache
-def _names(forward: Any) -> tuple[str, ...]:
-    """Return the names of a forward's arguments; to read them takes longer than a layer."""
-    return tuple(inspect.signature(forward).parameters)[1:]
-
-
-def _model_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _model_forward(names: tuple[str, ...], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace BaichuanModel.forward, which would add its attention_mask to a mask of all pairs."""
     own_forward = type(model).forward
-    names = _names(own_forward)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     mask, cache = given.get("attention_mask"), given.get("past_key_values")
     if mask is not None and (mask.ndim != 2 or int(mask.max()) > 1):
@@ -115,7 +108,7 @@ FAMILY = Family(
     forward=_forward,
     slopes=lambda model: model.n_head,
     replacements=lambda model: [
-        (model, "forward", _model_forward),
+        (model, "forward", partial(_model_forward, positional_names(model))),
         (model, "get_alibi_mask", _padding),
     ],
     release=_release,

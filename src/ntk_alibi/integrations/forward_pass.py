@@ -200,7 +200,6 @@ class ForwardPass:
         """
         values, seen = [], []
         queries, columns = self.problem.shape[2:]
-        segments = self.problem.segment_ids
         for part in self.parts(bias, like):
             own, shown = part.bias.pairs(part.problem, like)
             begin = part.keys.start or 0
@@ -210,11 +209,7 @@ class ForwardPass:
             seen.append(shown if around == (0, 0) else F.pad(shown, around))
         if len(seen) == 2:  # no key is in both parts
             values, seen = [values[0] + values[1]], [seen[0] | seen[1]]
-        if segments is not None:
-            of_queries, of_keys = (backend_of(like).convert(ids) for ids in segments)
-            own_text = of_queries[:, None, :, None] == of_keys[:, None, None, :]
-            return values[0], seen[0] & own_text
-        if not self.problem.mask.causal:
+        if self.problem.segment_ids is not None or not self.problem.mask.causal:
             return values[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
         return values[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)

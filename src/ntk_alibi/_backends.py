@@ -20,7 +20,7 @@ class NumpyBackend:
     """NumPy arrays.
 
     Attributes:
-        kind: an array in messages.
+        kind: what messages call an array.
         xp: the module of functions, of which callers use those that NumPy and torch share.
         in_main_memory: whether arrays are in main memory.
     """
@@ -59,24 +59,25 @@ class NumpyBackend:
         return np.maximum.accumulate(array, axis=-1)
 
     def counts_below(self, values: Any, bounds: list[Any]) -> list[Any]:
-        """Count the values of each row, (rows, n), below each bound, (rows, m)."""
-        ordered, counts = np.sort(values), [np.zeros(x.shape, np.int64) for x in bounds]
+        """Count the values of each row, (1 or rows, n), below each bound, (rows, m)."""
+        ordered = np.broadcast_to(np.sort(values), (len(bounds[0]), values.shape[1]))
+        counts = [np.zeros(x.shape, np.int64) for x in bounds]
         for bound, count in zip(bounds, counts, strict=True):
             for row, least in enumerate(bound):
                 count[row] = np.searchsorted(ordered[row], least)
         return counts
 
     def storage(self, array: Any) -> NDArray[Any]:
-        """Return a floating array's memory for the core; bfloat16 of torch as 16-bit integers."""
+        """Return a floating array's memory for the core; torch's bfloat16 as 16-bit integers."""
         memory: NDArray[Any] = array
         return memory
 
     def on_memory(self, memory: NDArray[Any], dtype: str) -> Any:
-        """Return memory as an array of a dtype, or as a tensor, which a trace has as a constant."""
+        """Return an array of a dtype that shares memory."""
         return memory.view(_numpy_dtype(dtype))
 
     def can_write(self, array: Any) -> bool:
-        """Return whether the core may write to an array: nothing but its memory has its values."""
+        """Return whether the core may write into an array's memory."""
         return bool(array.flags.carray)  # contiguous, aligned and writable
 
     def without_warnings(self) -> AbstractContextManager[Any]:
@@ -129,7 +130,7 @@ class TorchBackend:
         return array.cummax(-1).values
 
     def counts_below(self, values: Any, bounds: list[Any]) -> list[Any]:
-        ordered = self.xp.sort(values).values.contiguous()
+        ordered = self.xp.sort(values).values.expand(len(bounds[0]), -1).contiguous()
         return [self.xp.searchsorted(ordered, bound.contiguous()) for bound in bounds]
 
     def storage(self, array: Any) -> NDArray[Any]:

@@ -91,7 +91,7 @@ def difference(stock: torch.Tensor, ours: torch.Tensor) -> float:
     return float((stock.double() - ours.double()).abs().max()) / max(most, 1e-30)
 
 
-def first_tensor(output: Any) -> torch.Tensor:
+def main_output(output: Any) -> torch.Tensor:
     """Return the output of a layer, which may be the first item of what its forward returns."""
     while not isinstance(output, torch.Tensor):
         output = output[0]
@@ -116,7 +116,7 @@ def _output(
         with layer.register_forward_hook(stop), torch.no_grad():
             model(**given)
     except _Reached as reached:
-        return first_tensor(*reached.args).detach().clone()
+        return main_output(*reached.args).detach().clone()
     except Exception as error:
         raise RuntimeError(
             f"{type(layer).__name__} of {family.name} must run on {given_text(given)}, by which a "

@@ -139,5 +139,5 @@ def _counts_below(values: Any, bounds: tuple[Any, ...]) -> list[Any]:
         return [backend_of(bound).xp.clip(bound, 0, values) for bound in bounds]
     rows = np.broadcast_shapes(*((len(x), 1) for x in (values, *bounds)))[0]
     backend = backend_of(values)
-    values, *limits = (backend.xp.broadcast_to(x, (rows, x.shape[1])) for x in (values, *bounds))
+    limits = [backend.xp.broadcast_to(x, (rows, x.shape[1])) for x in bounds]
     return backend.counts_below(values, limits)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
+from ntk_alibi.fused.gradients import attention_gradients
 
 HEADS, SIZE, QUERIES, KEYS = 6, 48, 20, 33
 DENSE = torch.zeros(HEADS, QUERIES, KEYS)
@@ -96,3 +97,14 @@ import ntk_alibi.torch.operator
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert re.search(TOLD, done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ["key", "output", "logsumexp", "logsumexp_gradient"])
+def test_gradients_name_what_torch_records(name: str) -> None:
+    query = torch.randn(1, 2, 3, 8)
+    output, log = na.attention(query, query, query, return_logsumexp=True)
+    given = {"query": query, "key": query, "value": query, "output": output, "logsumexp": log}
+    given |= {"output_gradient": output, "logsumexp_gradient": log}
+    given[name] = given[name].clone().requires_grad_()
+    with pytest.raises(ValueError, match=f"^{name} must be a tensor that torch neither records"):
+        attention_gradients(**given)

@@ -142,12 +142,13 @@ def attention_gradients(
     given = {"output": output, "output_gradient": output_gradient, "logsumexp": logsumexp}
     if logsumexp_gradient is not None:
         given["logsumexp_gradient"] = logsumexp_gradient
-    if is_followed(query, key, value, *given.values()):
-        raise ValueError(
-            "query, key, value and results must be tensors that torch neither records nor "
-            "transforms: gradients are constants here; torch.autograd and torch.func differentiate "
-            "ntk_alibi.attention itself"
-        )
+    for name, array in {"query": query, "key": key, "value": value, **given}.items():
+        if is_followed(array):
+            raise ValueError(
+                f"{name} must be a tensor that torch neither records nor transforms: gradients are "
+                "constants here; torch.autograd and torch.func differentiate ntk_alibi.attention "
+                "itself"
+            )
     for name, array in given.items():
         _checks.array(name, array)
         like_query = name.startswith("output")

@@ -1,67 +1,90 @@
-"""Find a line of a long record on several processes, each of which holds a part of the record.
+"""Train a small decoder of one's own on a text that several processes share.
 
-    torchrun --nproc_per_node 4 examples/context_parallel.py --multiple 64
+    torchrun --nproc_per_node 2 examples/context_parallel.py --tokens 4096
 
-The embedded nano BLOOM was trained at 2048 tokens. The record has as many times that, and the
-script asks for one of its first lines. No process holds all keys: the prompt is cut into parts, and
-blocks of keys travel between the processes only where they can matter.
+Each process holds a part of the text, its keys and its activations; attention asks the other
+processes for the blocks of keys that may matter. The losses equal one process's.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-import numpy as np
 import torch
-from torch import distributed
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import distributed, nn
+from torch.nn import functional as F
 
 import ntk_alibi as na
-from ntk_alibi.evaluation.records import corpus
-from ntk_alibi.evaluation.records.longeval import Lines
-from ntk_alibi.evaluation.records.record import cached_encoder, encoder
-from ntk_alibi.models.loading import nano_bloom_path
 
-TRAIN_LENGTH = 2048
+VOCABULARY, WIDTH, HEADS = 64, 64, 8
+
+
+class Decoder(nn.Module):
+    """A decoder of two layers with ALiBi."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.projections = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: torch.Tensor, group: Any = None) -> torch.Tensor:
+        """Return logits; with a group, of this rank's part of the text."""
+        states = self.embedding(ids)
+        for projection in self.projections:
+            query, key, value = (
+                projection(states).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+            )
+            if group is None:
+                output = na.attention(query, key, value, na.ALiBi(HEADS))
+            else:
+                output = na.distributed.attention(query, key, value, na.ALiBi(HEADS), group=group)
+            states = states + output.transpose(1, 2).flatten(2)
+        logits: torch.Tensor = self.head(F.rms_norm(states, (WIDTH,)))
+        return logits
+
+
+def losses(ids: torch.Tensor, steps: int, group: Any = None) -> list[float]:
+    """Return the mean loss of each step of training."""
+    torch.manual_seed(0)
+    model = Decoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    labels = F.pad(ids[:, 1:], (0, 1), value=-100)  # shifted before the text is cut
+    counted = int((labels >= 0).sum())
+    if group is not None:
+        own = torch.arange(ids.shape[1]).tensor_split(group.size())[group.rank()]
+        ids, labels = ids[:, own], labels[:, own]
+    found = []
+    for _ in range(steps):
+        logits = model(ids, group).flatten(0, 1)
+        loss = F.cross_entropy(logits, labels.flatten(), reduction="sum") / counted
+        optimizer.zero_grad()
+        loss.backward()
+        total = loss.detach()
+        if group is not None:  # each rank has the loss and the gradients of its own tokens
+            for x in (total, *(x.grad for x in model.parameters())):
+                distributed.all_reduce(x, group=group)
+        optimizer.step()
+        found.append(float(total))
+    return found
 
 
 def main() -> None:
     """Run on the processes that torchrun has started."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--multiple", type=int, default=4, help="length in training lengths (4)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the record (0)")
+    parser.add_argument("--tokens", type=int, default=2048, help="length of the text (2048)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of training (5)")
     options = parser.parse_args()
     distributed.init_process_group("gloo")
-    group = distributed.group.WORLD
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(nano_bloom_path()).eval()
-    tokenizer = AutoTokenizer.from_pretrained(nano_bloom_path())
-    prompt, answer, distance = question(tokenizer, options.multiple * TRAIN_LENGTH, options.seed)
-    flat_heads = na.FlatHeads(2.0 * options.multiple)
-    half = na.LogN(TRAIN_LENGTH, strength=0.5)
-    with na.patch(model, flat_heads, log_n=half, group=group), torch.inference_mode():
-        cache = na.ShardedCache(group)
-        found = model.generate(prompt, cache=cache, max_new_tokens=2, do_sample=False)
-    number = tokenizer.decode(found[0, prompt.shape[1] :])
+    ids = torch.arange(options.tokens)[None] ** 2 % 61
+    shared = losses(ids, options.steps, distributed.group.WORLD)
     if distributed.get_rank() == 0:
-        print(f"{prompt.shape[1]} tokens on {distributed.get_world_size()} processes")
-        print(f"the line is {distance} tokens back; its number is {answer}, found {number}")
+        print(f"{options.tokens} tokens on {distributed.get_world_size()} processes")
+        for name, values in (("shared", shared), ("one process", losses(ids, options.steps))):
+            print(f"{name}: {' '.join(f'{x:.4f}' for x in values)}")
     distributed.destroy_process_group()
-
-
-def question(tokenizer: object, length: int, seed: int) -> tuple[torch.Tensor, str, int]:
-    """Return a record with a question for its farthest line that is asked for, and the answer."""
-    prose = corpus.sentences(corpus.held_out_text())
-    case = Lines(questions=16, prose=prose).case(
-        cached_encoder(encoder(tokenizer)),  # type: ignore[arg-type]
-        length,
-        np.random.default_rng(seed),
-    )
-    farthest = int(np.argmax(case.distances))
-    begin, end = case.answers[farthest]
-    tokens = torch.from_numpy(case.tokens)
-    answer = tokenizer.decode(tokens[begin:end])  # type: ignore[attr-defined]
-    return tokens[None, :begin], answer, case.distances[farthest]
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ MASK_OPTIONS = {
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
-    "Scaling", "ShardedCache", "__version__", "distributed", "export", "info", "patched",
+    "Scaling", "__version__", "distributed", "export", "info", "patched",
     "reference", "set_num_threads", "tp_plan", "unpatch",
 }  # fmt: skip
 

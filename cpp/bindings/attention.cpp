@@ -317,7 +317,6 @@ void register_attention(py::module_& module) {
   module.attr("keys_per_block") = keys_per_block;
   module.attr("extra_score_roundings") = extra_score_roundings;
   module.attr("exp2_and_sum_error") = exp2_and_sum_error;
-  module.attr("underflowed_norm") = underflowed_norm;
   module.def("dropped_share", &dropped_share, py::arg("skip_tolerance"));
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("known"),
              py::arg("norms"), py::arg("centres"), py::arg("scales") = py::none());

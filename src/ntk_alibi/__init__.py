@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ntk_alibi.engines.export import export
     from ntk_alibi.integrations import patch, patched, tp_plan, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
-    from ntk_alibi.integrations.caches.sharded import ShardedCache
     from ntk_alibi.integrations.caches.window import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
 
@@ -73,7 +72,6 @@ __all__ = [
     "RoPE",
     "Sandwich",
     "Scaling",
-    "ShardedCache",
     "WindowCache",
     "__version__",
     "alibi_slopes",
@@ -101,7 +99,6 @@ __all__ = [
 _LAZY = {
     "AlibiAttention": "ntk_alibi.torch.alibi_attention",
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
-    "ShardedCache": "ntk_alibi.integrations.caches.sharded",
     "WindowCache": "ntk_alibi.integrations.caches.window",
     "distributed": "ntk_alibi.distributed",
     "export": "ntk_alibi.engines.export",

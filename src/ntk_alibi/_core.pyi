@@ -134,7 +134,6 @@ def merge(
 keys_per_block: int
 extra_score_roundings: float
 exp2_and_sum_error: float
-underflowed_norm: float
 
 def dropped_share(skip_tolerance: float | None) -> float: ...
 def measure_key_norms(

@@ -1,4 +1,4 @@
-"""What attention and patched models refuse over ranks: all ranks raise the same message.
+"""What attention refuses over ranks: all ranks raise the same message.
 
 Where only rank 1 does something wrong, no other rank may wait for it. After all sentences the group
 works on.
@@ -6,7 +6,7 @@ works on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,37 +17,27 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ntk_alibi as na
-from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.torch import shard
 from processes import run
-from small_models import make_model
 
 LENGTH, HEADS, RANKS = 192, 4, 2
 
 
-class Here:
-    """One of two ranks."""
+class Attention:
+    """One of two ranks with a part of a text, and calls of attention on it."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.second, self.group = rank, rank == 1, distributed.group.WORLD
         groups = [distributed.new_group([i]) for i in range(RANKS)]
         self.alone, self.other = groups[rank], groups[1 - rank]
-
-    def of_second(self, **options: Any) -> dict[str, Any]:
-        return options if self.second else {}
-
-
-class Attention(Here):
-    """A part of a text, and calls of attention on it."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
         self.mesh = init_device_mesh("cpu", (RANKS,))
         self.named = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("cp",))
         rng = torch.Generator().manual_seed(0)
         self.whole = list(torch.randn(3, 1, HEADS, LENGTH, 16, generator=rng))
         self.part = [x.tensor_split(RANKS, 2)[rank].clone() for x in self.whole]
         self.sharded = [distribute_tensor(x, self.mesh, [Shard(2)]) for x in self.whole]
+
+    def of_second(self, **options: Any) -> dict[str, Any]:
+        return options if self.second else {}
 
     def attend(self, bias: Any = None, inputs: Any = None, **options: Any) -> Any:
         inputs = self.part if inputs is None else inputs
@@ -70,52 +60,6 @@ class Attention(Here):
         inputs = [x.clone().requires_grad_() for x in self.part]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.set_grad_enabled(grad):
             return self.attend(na.ALiBi(HEADS), inputs)
-
-
-class Model(Here):
-    """A part of a text, and passes of models over it."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.model = make_model("bloom")
-        self.ids = torch.arange(1, 161)[None] % 50
-        labelled = {"input_ids": self.ids, "labels": self.ids}
-        self.part = shard(labelled, self.group)
-        self.zigzag = shard(labelled, self.group, layout="zigzag")
-        self.own = self.part["input_ids"]
-
-    def run(self, input_ids: Any, patch: Any = None, model: Any = None, **given: Any) -> Any:
-        """Return what a model computes that is patched with the group, or as `patch` says."""
-        model = self.model if model is None else model
-        with na.patch(model, **{"group": self.group, **(patch or {})}):
-            return model(input_ids, **given)
-
-    def generated(self) -> Any:
-        with na.patch(self.model, group=self.group):
-            return self.model.generate(self.ids, max_new_tokens=2)
-
-    def cached(self, ids: Any, patch: dict[str, Any] | None = None, **given: Any) -> Any:
-        with torch.no_grad():
-            return self.run(ids, patch, **{CACHE: na.ShardedCache(self.group)}, **given)
-
-    def continued(self, ids: Any, **given: Any) -> Any:
-        """Continue a text of 100 tokens, which is in a cache."""
-        cache = na.ShardedCache(self.group)
-        with na.patch(self.model, group=self.group), torch.no_grad():
-            self.model(self.ids[:, :100], **{CACHE: cache})
-            return self.model(ids, **{CACHE: cache}, **given)
-
-    def beyond_float32(self) -> Any:
-        """Continue a text on keys that are too large on rank 1."""
-        model, cache = make_model("bloom"), na.ShardedCache(self.group)
-        with na.patch(model, group=self.group), torch.no_grad():
-            for layer in model.modules():
-                if hasattr(layer, "query_key_value"):
-                    layer.query_key_value.weight.mul_(100.0)
-            model(self.ids[:, :-1], **{CACHE: cache})
-            if self.second:
-                cache.held(0)[0].mul_(1e36)
-            return model(self.ids, **{CACHE: cache})
 
 
 def _ones(*shape: int) -> torch.Tensor:
@@ -255,145 +199,26 @@ BY_ATTENTION: dict[str, Callable[[Attention], Any]] = {
 }
 
 
-#: What patched models refuse.
-BY_MODELS: dict[str, Callable[[Model], Any]] = {
-    "layout must be 'contiguous' without group, got 'zigzag'": lambda here: na.patch(
-        here.model, layout="zigzag"
-    ),
-    "layout must be one of 'contiguous', 'zigzag', got 'striped'": lambda here: na.patch(
-        here.model, group=here.group, layout="striped"
-    ),
-    "attention must be 'fused' with group, got 'eager'": lambda here: na.patch(
-        here.model, group=here.group, attention="eager"
-    ),
-    "sink must be 0 with group, got 2": lambda here: na.patch(
-        here.model, group=here.group, window=4, sink=2
-    ),
-    "batch must have at least 2 tokens, one a rank, got 1": lambda here: shard(
-        {"input_ids": here.ids[:, :1]}, here.group
-    ),
-    "batch must have at least 4 tokens, two a rank, got 3": lambda here: shard(
-        {"input_ids": here.ids[:, :3]}, here.group, layout="zigzag"
-    ),
-    "batch must have a tensor input_ids or inputs_embeds": lambda here: shard(
-        {"labels": here.ids}, here.group
-    ),
-    "on rank 1: input_ids must be cut in the layout of the patch, 'contiguous'": lambda here: (
-        here.run(**(here.zigzag if here.second else here.part))
-    ),
-    "on rank 0: input_ids must be cut in the layout of the patch, 'zigzag'": lambda here: here.run(
-        **here.part, patch={"layout": "zigzag"}
-    ),
-    "input_ids must be the parts of shard(batch, group, layout='zigzag'), [71, 70": lambda here: (
-        here.run(here.ids[:, : 70 + here.rank], {"layout": "zigzag"})
-    ),
-    "on rank 1: labels must belong to this rank's part": lambda here: here.run(
-        here.own, labels=here.ids if here.second else here.own
-    ),
-    "on rank 0: num_items_in_batch must be None in a model patched with group, go": lambda here: (
-        here.run(here.own, labels=here.own, num_items_in_batch=80)
-    ),
-    "on rank 1: input_ids must have at least one token": lambda here: here.run(
-        here.own[:, :0] if here.second else here.own
-    ),
-    "on rank 1: input_ids or inputs_embeds must be given": lambda here: here.run(
-        None if here.second else here.own
-    ),
-    "on rank 0: attention_mask must be of this rank's part of input_ids, (batch,": lambda here: (
-        here.run(here.own, attention_mask=torch.ones(1, 160))
-    ),
-    "on rank 1: attention_mask must hold only 0 and 1, got 2": lambda here: here.run(
-        here.own, attention_mask=torch.ones(1, 80, dtype=torch.long) + here.second
-    ),
-    "on rank 1: position_ids must rise by one from real token to real token": lambda here: here.run(
-        here.own, position_ids=torch.arange(80)[None] % (40 if here.second else 80)
-    ),
-    "on rank 1: use_cache must be True with": lambda here: here.continued(
-        here.ids[:, :101], use_cache=False if here.second else None
-    ),
-    "on rank 0: output_attentions must be False in a model patched with group, go": lambda here: (
-        here.run(here.own, output_attentions=True)
-    ),
-    "the model must be the same on all ranks, got BloomModel of 3 layers, training": lambda here: (
-        here.run(here.own, model=make_model("bloom").train(here.second))
-    ),
-    "the model must be the same on all ranks, got BloomModel of 3 layers": lambda here: here.run(
-        here.own, model=make_model("mpt" if here.second else "bloom")
-    ),
-    "the patch must be the same on all ranks, got NTK(factor=2.0), attention='fus": lambda here: (
-        here.run(here.own, {"scaling": na.NTK(2.0 + here.rank)})
-    ),
-    "the patch must be the same on all ranks, got NTK(factor=2.0), attention='fu": lambda here: (
-        here.cached(here.ids, {"scaling": na.NTK(2.0 + here.rank)})
-    ),
-    "the patch must be the same on all ranks, got None, attention='fused', group": lambda here: (
-        here.run(here.ids[:, :80], {"layout": "zigzag" if here.second else "contiguous"})
-    ),
-    f"on rank 0: {CACHE} must be a ShardedCache, or None, in a model patch": lambda here: (
-        here.generated()
-    ),
-    f"on rank 0: {CACHE} must be a ShardedCache of the group that the mode": lambda here: here.run(
-        here.ids, **{CACHE: na.ShardedCache(here.alone)}
-    ),
-    f"on rank 0: layout must be 'contiguous' with {CACHE}, which cuts the": lambda here: (
-        here.cached(here.ids, {"layout": "zigzag"})
-    ),
-    f"{CACHE} must not be a ShardedCache in a model that is patched without": lambda here: (
-        here.cached(here.ids, {"group": None})
-    ),
-    f"{CACHE} must not be a ShardedCache in a model that is not patched wi": lambda here: (
-        here.model(here.ids, **{CACHE: na.ShardedCache(here.group)})
-    ),
-    "checksum of input_ids must be the same on all ranks": lambda here: here.cached(
-        here.ids + here.rank
-    ),
-    "checksum of attention_mask must be the same on all ranks": lambda here: here.cached(
-        here.ids, attention_mask=(torch.arange(160) >= 4 * here.second).long()[None]
-    ),
-    "input_ids must be the same on all ranks, got (1, 1) on rank 0 and (1, 2) on": lambda here: (
-        here.continued(here.ids[:, : 1 + here.rank])
-    ),
-    "on rank 1: attention_mask must": lambda here: here.continued(
-        here.ids[:, :1], attention_mask=torch.ones(1, 9 if here.second else 101)
-    ),
-    "on rank 1: query, key, value, scale and bias must give scores": Model.beyond_float32,
-}
-
-
-def heard(refused: Mapping[str, Callable[[Any], Any]], here: Any) -> dict[str, str]:
+def heard(rank: int) -> dict[str, str]:
     """Return the messages that this rank gets, by their beginnings."""
-    said = {}
-    for sentence, call in refused.items():
+    here, said = Attention(rank), {}
+    for sentence, call in BY_ATTENTION.items():
         try:
             call(here)
             said[sentence] = "nothing was refused"
         except (TypeError, ValueError) as error:
             said[sentence] = str(error)
-    return said
-
-
-def on_rank(rank: int) -> dict[str, dict[str, str]]:
-    """Return the messages of attention and of models on this rank."""
-    attention, model = Attention(rank), Model(rank)
-    said = {"attention": heard(BY_ATTENTION, attention), "models": heard(BY_MODELS, model)}
-    # the group works on
-    assert attention.attend(na.ALiBi(HEADS)).shape == attention.part[0].shape
-    assert model.run(**model.part).loss.isfinite()
+    assert here.attend(na.ALiBi(HEADS)).shape == here.part[0].shape  # the group works on
     return said
 
 
 @pytest.fixture(scope="module")
-def heard_by() -> list[dict[str, dict[str, str]]]:
-    return run(RANKS, on_rank)
+def heard_by() -> list[dict[str, str]]:
+    return run(RANKS, heard)
 
 
-@pytest.mark.parametrize(
-    ("of", "sentence"),
-    [*(("attention", x) for x in BY_ATTENTION), *(("models", x) for x in BY_MODELS)],
-)
-def test_all_ranks_raise_the_same_message(
-    of: str, sentence: str, heard_by: list[dict[str, dict[str, str]]]
-) -> None:
-    first, second = (said[of][sentence] for said in heard_by)
+@pytest.mark.parametrize("sentence", BY_ATTENTION)
+def test_all_ranks_raise_the_same_message(sentence: str, heard_by: list[dict[str, str]]) -> None:
+    first, second = (said[sentence] for said in heard_by)
     assert first == second
     assert first.startswith(sentence)

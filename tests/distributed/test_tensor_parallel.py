@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import distributed
 from transformers import BloomConfig, FalconConfig, MptConfig
 
 import ntk_alibi as na
@@ -135,3 +136,44 @@ def test_divided_models_compute_what_whole_ones_do(tmp_path: Path) -> None:
 def test_a_plan_is_of_a_known_family() -> None:
     with pytest.raises(ValueError, match=r"config must be of a known family \(BLOOM, MPT, Falcon"):
         na.tp_plan(transformers.GPT2Config())
+
+
+#: Families whose heads and rows are divided, and what averages gradients over the rows.
+ON_A_MESH = {"BLOOM, 6 heads": "dp_replicate_size", "Falcon": "fsdp_size"}
+
+
+def on_a_mesh(rank: int, size: int, folders: dict[str, str]) -> dict[str, tuple[float, float]]:
+    """Return errors of loss and gradients where two ranks have the heads, and each pair a row."""
+    from transformers.distributed import DistributedConfig
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    rows, found = torch.arange(2 * 40).reshape(2, 40) * 7 % 60 + 4, {}
+    for name, averaged_by in ON_A_MESH.items():
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        whole = load(folders[name])
+        plan = DistributedConfig(tp_plan=na.tp_plan(whole.config), tp_size=2, **{averaged_by: 2})
+        parts, losses = load(folders[name], distributed_config=plan), []
+        for model, own in ((whole, rows), (parts, rows[rank // 2 : rank // 2 + 1])):
+            model.eval()
+            with na.patch(model, na.NTK(4.0)):
+                losses.append(model(own, labels=own).loss)
+                losses[-1].backward()
+        every = [torch.zeros_like(losses[1]) for _ in range(size)]
+        distributed.all_gather(every, losses[1].detach())
+        worst, exact = 0.0, dict(whole.named_parameters())
+        for n, p in parts.named_parameters():
+            gradient = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+            norm = exact[n].grad.norm().clamp(min=1e-6)
+            worst = max(worst, float((gradient - exact[n].grad).norm() / norm))
+        found[name] = float((torch.stack(every).mean() - losses[0]).detach().abs()), worst
+    return found
+
+
+@pytest.mark.needs("torch >= 2.12", "older DTensors do not gather gradients of packed weights")
+def test_heads_and_rows_are_divided_together(tmp_path: Path) -> None:
+    for found in run(4, on_a_mesh, 4, stored(tmp_path)):
+        for name, (loss, gradients) in found.items():
+            assert loss < 1e-5, name
+            assert gradients < 1e-4, name

@@ -6,14 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
 import ntk_alibi as na
 from processes import run
-from small_models import make_model
 
 LENGTH = 192
 
@@ -128,23 +126,6 @@ def alone(rank: int) -> float:
 
 def test_a_group_of_one_is_one_process() -> None:
     assert run(1, alone) == [0.0]
-
-
-def inside_another_patch(rank: int) -> list[float]:
-    """Return losses before, in and after a patch with a group that nests in one without."""
-    model, ids = make_model("bloom"), torch.arange(2, 42)[None]
-    batch = {"input_ids": ids, "labels": ids}
-    with na.patch(model), torch.no_grad():
-        losses = [model(**batch).loss.item()]
-        with na.patch(model, group=distributed.group.WORLD) as handle:
-            losses.append(model(**handle.shard(batch)).loss.item())
-        return [*losses, model(**batch).loss.item()]
-
-
-def test_a_patch_with_a_group_may_nest_in_one_without() -> None:
-    """Labels are shifted before they are cut; the model's own loss would shift them again."""
-    (losses,) = run(1, inside_another_patch)
-    assert losses == pytest.approx([losses[0]] * 3, rel=2.0**-20)
 
 
 def test_biases_are_described_by_their_parameters_or_their_form() -> None:

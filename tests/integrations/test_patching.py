@@ -277,11 +277,3 @@ def test_modules_without_attention_have_no_patches() -> None:
     for function in (na.patched, na.unpatch):
         with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
             function("bloom")
-
-
-def test_a_patch_without_a_group_shards_nothing() -> None:
-    with (
-        na.patch(make_model("bloom")) as patch,
-        pytest.raises(ValueError, match=r"^group must be given to patch for shard, got None$"),
-    ):
-        patch.shard({"input_ids": torch.arange(4)[None]})

@@ -10,19 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 
-import ntk_alibi as na
-import processes
 from patch_table import COLUMNS, DECODERS, LONG_WAYS, QUICK, WAYS, Row, covering
 from patched_calls import (
     CLOSE,
     GRADIENTS_CLOSE,
     call,
-    given_to,
-    kept_of,
     of_oracle,
-    options_of,
     results,
 )
 from table_families import FAMILIES, shared_model
@@ -106,33 +100,3 @@ def test_threes(family: str, way: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_long_ways(family: str, way: str) -> None:
     check_all(rows_of("pairs")[family, way], check)
-
-
-def of_rank(rank: int, rows: list[Row]) -> list[torch.Tensor | str]:
-    """Return the logits of the tokens of a rank, or the error."""
-    found: list[torch.Tensor | str] = []
-    for row in rows:
-        model = shared_model(row["family"])
-        try:
-            with (
-                torch.no_grad(),
-                na.patch(model, **options_of(row, model), group=distributed.group.WORLD) as patch,
-            ):
-                found.append(model(**patch.shard(given_to(row, model))).logits)
-        except Exception as error:
-            found.append(repr(error))
-    return found
-
-
-@pytest.mark.slow
-def test_ranks() -> None:
-    rows = [row for family in DECODERS for row in rows_of("pairs")[family, "ranks"]]
-    of_ranks = zip(*processes.run(2, of_rank, rows), strict=True)
-
-    def check(row: Row) -> None:
-        parts = next(of_ranks)
-        assert not [part for part in parts if isinstance(part, str)], parts[0]
-        found = [torch.cat(parts, dim=1)[kept_of(row)].double()]
-        compare(row, found, of_oracle({**row, "way": "call"}, shared_model(row["family"])))
-
-    check_all(rows, check)

@@ -140,7 +140,7 @@ CALLS = ("call", "forward", "base forward", "head", "embeddings", "threads", "we
 WAYS = (*CALLS, *PIECES, *GENERATE, *GRADIENTS, "dropout", *TEXTS)
 
 #: Ways that take a second and more.
-LONG_WAYS = ("continuous batching", "compiled", "exported", "ranks")
+LONG_WAYS = ("continuous batching", "compiled", "exported")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "family": tuple(FAMILIES),
@@ -207,7 +207,7 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     # Ways.
     (
         {
-            "way": [*PIECES, *TEXTS, "continuous batching", "exported", "ranks"],
+            "way": [*PIECES, *TEXTS, "continuous batching", "exported"],
             "family": but("family", *DECODERS),
         },
         "for decoders with a cache, and one stack",
@@ -231,10 +231,6 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     ),
     ({"way": [*TEXTS, "continuous batching"], "form": ["traceable"]}, "refused"),
     ({"way": ["exported"], "form": ["fused", "eager"]}, "refused"),
-    ({"way": ["ranks"], "form": ["eager", "traceable"]}, "refused"),
-    ({"way": ["ranks"], "scaling": OWN}, "refused"),
-    ({"way": ["ranks"], "option": ["window and sinks"]}, "refused"),
-    ({"way": ["ranks"], "door": but("door", "patch")}, "a handle cuts the text"),
     (
         {
             "way": ["checkpoints", "reentrant checkpoints", "dropout, checkpoints"],

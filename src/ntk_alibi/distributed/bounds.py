@@ -194,11 +194,6 @@ class BiasBounds:
         rate = np.where(_of_row(blocks.distinct, batch)[None], rate, 0.0)
         return bound, np.log(_sum_of_weights(rate, np.exp(count)))
 
-    def beyond(self, distance: float) -> float:
-        """Return an upper bound, over all heads, of slopes at this distance behind and farther."""
-        slopes = [float(x.min()) for name, x in self._least.items() if name.endswith("left")]
-        return -distance * min(slopes, default=0.0)
-
     def _table_bound(self, head: int, behind: NDArray[Any], ahead: NDArray[Any]) -> Floats:
         size, begin = self._from.shape[1], self._bias.table_begin
         whole = float(self._from[head, 0]) if size else -np.inf
@@ -278,21 +273,6 @@ def needed_blocks(
             for want, need in zip(wanted, needed, strict=True):
                 want[b, head * key_heads // heads] |= need
     return wanted
-
-
-def none_needed(
-    query: QueryTiles, blocks: KeyBlocks, bias: BiasBounds, mask: Mask, share: float
-) -> bool:
-    """Return whether all blocks of one source have at most `share` of each query's weights."""
-    seen = visible_blocks(query, blocks, mask)
-    if not seen.any():
-        return True
-    batch, heads, _ = query.norms.shape
-    # In most models the last heads have the flattest slopes, so they decide most often.
-    rows = ((b, head, 0) for head in reversed(range(heads)) for b in range(batch))
-    return bias.proven and not any(
-        _needed([_log_shares(query, blocks, bias, seen, row)], share)[0].any() for row in rows
-    )
 
 
 def _log_shares(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -87,10 +86,6 @@ class Ranks:
         distributed.all_gather(every, sent, group=self.group)
         return [x.to(tensor.device) for x in every]
 
-    def gather_flags(self, flag: bool) -> list[bool]:
-        """Return every rank's flag, which travels as one byte."""
-        return [bool(x) for x in self.gather(torch.tensor([flag], dtype=torch.uint8))]
-
     def gather_rows(self, tensor: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
         """Return every rank's tensor, where last axes differ in length.
 
@@ -116,20 +111,6 @@ class Ranks:
         arrived = payload.new_empty(sum(incoming))
         distributed.all_to_all_single(arrived, payload, incoming, outgoing, group=self.group)
         return arrived
-
-    def check_agreement(self, describe: Callable[[], dict[str, Any]]) -> None:
-        """Raise what `agree` would raise; eight bytes a rank suffice if all ranks agree.
-
-        Args:
-            describe: as `agree` takes it, without values that may differ. It may be called twice.
-        """
-        try:
-            number = zlib.crc32(repr(describe()).encode())
-        except Exception:
-            number = -1
-        every = {int(x) for x in self.gather(torch.tensor([number], dtype=torch.int64))}
-        if every == {-1} or len(every) > 1:
-            self.agree(describe)
 
     def agree(self, describe: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the descriptions of all ranks, or raise the same error on all of them.
@@ -175,20 +156,16 @@ class Ranks:
             make: function that communicates with no other rank.
         """
         made, error = attempt(make)
-        if any(self.gather_flags(error is not None)):
-            self.raise_any_error(error)
-        result: Result = made
-        return result
-
-    def raise_any_error(self, error: Exception | None) -> None:
-        """Raise the same error on all ranks if some rank has one; all ranks call this."""
 
         def describe() -> dict[str, Any]:
             if error is not None:
                 raise error
             return {}
 
-        self.agree(describe)
+        if any(bool(x) for x in self.gather(torch.tensor([error is not None]).byte())):
+            self.agree(describe)
+        result: Result = made
+        return result
 
 
 def supported_device(config: str, device: torch.device) -> torch.device:

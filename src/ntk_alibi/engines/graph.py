@@ -281,6 +281,5 @@ def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any
         settings.scaling if settings.bias is None else settings.bias,
         attention="traceable",
         log_n=settings.log_n,
-        group=settings.ranks and settings.ranks.group,
         **settings.limits,
     )

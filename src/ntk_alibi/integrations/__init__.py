@@ -71,8 +71,6 @@ def patch(
     sink: int = 0,
     causal_block: int | None = None,
     log_n: int | LogN | None = None,
-    group: Any = None,
-    layout: Literal["contiguous", "zigzag"] = "contiguous",
     family: Family | None = None,
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
@@ -103,7 +101,7 @@ def patch(
             model's heads; a torch module that returns one without hidden states, as in
             `ntk_alibi.torch.learned_bias`, which becomes the submodule `ntk_alibi_bias` of the
             model whose layers attend; or a dict of layers to them, whose other layers keep their
-            own. It needs "fused" or "eager", and has no group.
+            own. It needs "fused" or "eager".
         attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
             keys. "eager" forms it: for BLOOM by transformers' own arithmetic (with scaling=None to
             the bit), for the others in float32. Calls with output_attentions are always "eager".
@@ -121,14 +119,6 @@ def patch(
         log_n: a training length, or a `LogN`: scores grow with the logarithm of the number of keys
             that a query sees, in a cache or not. With attention="eager" this package then
             computes the scores, not transformers.
-        group: a torch.distributed.ProcessGroup, or a DeviceMesh with one dimension, whose ranks
-            share one text: each passes its part of input_ids and attention_mask, as
-            `ntk_alibi.torch.shard` cuts them, and gets the logits of its tokens. A loss is computed
-            from labels that were shifted before they were cut; its mean over the ranks is the mean
-            over the text, as DDP and FSDP average gradients. With a `ShardedCache`, generate()
-            takes the whole prompt on every rank. Needs "fused", and has no sinks.
-        layout: "zigzag" for parts that `shard` cut with layout="zigzag": two runs a rank, one from
-            each end, which gives all ranks the same work. It needs group, and has no cache.
         family: the family of the model, for one that `ntk_alibi.integrations.register` does not
             know. One attention layer of such models is compared with itself when they are patched.
 
@@ -140,10 +130,9 @@ def patch(
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer that the scaling names; a bias is of other heads, or
             has values of single tokens; window or causal_block is below 1; sink is below 0, or
-            given without window and causal_block; layout is unknown, or comes without group;
-            attention="traceable" comes with a scaling of lengths, a mask option, or a model made
-            with attn_implementation="ntk_alibi"; at a call, a `WindowCache` holds other tokens
-            than the patch shows.
+            given without window and causal_block; attention="traceable" comes with a scaling of
+            lengths, a mask option, or a model made with attn_implementation="ntk_alibi"; at a call,
+            a `WindowCache` holds other tokens than the patch shows.
         RuntimeError: the transformers version is unknown, its code is not what the patch expects,
             or a layer of a family outside transformers computes something else than its patch.
 
@@ -196,8 +185,6 @@ def patch(
         sink=sink,
         causal_block=causal_block,
         log_n=log_n,
-        group=group,
-        layout=layout,
         bias=bias,
     )
     handle = apply(model, chosen, targets, settings)

@@ -162,13 +162,6 @@ class Attend:
                 f"query must have the {heads} heads that {type(self.layer).__name__} had at the "
                 f"patch, got {query.shape[1]}: patch again after changing heads"
             )
-        if forward_pass.shared is not None:
-            if dropout:
-                raise ValueError(
-                    f"attention dropout must be 0 in a model patched with group, got {dropout}"
-                )
-            attend = forward_pass.shared.attend
-            return attend(forward_pass, self.number, query, key, value, scale), None
         way = way_of(query, key, value)
         ready = bias = None
         if way is Way.CORE and not (dropout or torch.is_grad_enabled()):

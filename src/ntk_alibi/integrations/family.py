@@ -123,7 +123,7 @@ class Family:
         output: the name of a layer's product with the outputs of its heads, whose weight tensor
             parallelism divides; "" where the family has none.
         decoder: whether it is a decoder of transformers with slopes, for attention="traceable",
-            groups of ranks and packed segments.
+            and packed segments.
         masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
         tensor_parallel: returns the tensor parallel plan of a configuration, or None.
 
@@ -226,7 +226,6 @@ class Family:
             return
         where = f"for {name}"
         _checks.choice(f"attention {where}", settings.attention, ("fused", "eager"))
-        _checks.check_equal("group", settings.ranks and settings.ranks.group, None, where)
         if self.tables is not None:
             _checks.check_equal("sink", settings.mask.sink, 0, where)
             _checks.check_equal("causal_block", settings.mask.causal_block, None, where)

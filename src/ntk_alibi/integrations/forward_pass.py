@@ -72,7 +72,6 @@ class ForwardPass:
             between them and the window do not count.
         rule: the rule by which the model computes its slopes.
         settings: the choices of the patch.
-        shared: how several ranks share the tokens, an object of shared_pass.py, or None.
         own: biases in place of slopes, by layers, or by None for all layers; bias objects, and
             modules and functions that return them.
         cache: a cache of packed segments, in place of the layers' own, or None.
@@ -87,7 +86,6 @@ class ForwardPass:
     problem: Problem
     rule: ModelSlopes
     settings: Settings
-    shared: Any = None
     own: Mapping[Any, Any] = field(default_factory=dict)
     cache: Any = None
     heads: slice | None = None

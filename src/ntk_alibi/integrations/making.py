@@ -49,11 +49,6 @@ def make_pass(
     model, family, rule = attend.model, attend.family, attend.rule
     settings = current(model)
     _checks.check_no_context_parallel()
-    if settings.ranks is not None:
-        raise RuntimeError(
-            f"{type(model).__name__} must be called as model(...) in a patch with group, whose "
-            "ranks agree about their tokens before its forward method begins"
-        )
     if attend.causal and not getattr(getattr(model, "config", None), "is_causal", True):
         raise ValueError(
             f"config.is_causal must be True for a patched {type(model).__name__}, got False"
@@ -84,11 +79,6 @@ def make_pass(
         of_pairs = tuple(padding.shape[1:3]) != (1, 1)
     if attend.crosses:
         return _crossing_pass(attend, padding, settings, sizes, device, of_pairs=of_pairs)
-    if hasattr(cache, "ranks"):
-        raise ValueError(
-            f"{CACHE} must not be a ShardedCache in a model that is patched without group: "
-            "patch(model, scaling, group=group)"
-        )
     past = 0 if cache is None else int(cache.get_seq_length(attend.number))
     if past:
         warn_of_older_slopes(settings.scaling)

@@ -1,8 +1,7 @@
 """A hook on the patched model and the models around it, which reads the arguments of their calls.
 
-BLOOM and MPT drop arguments that describe packed segments before their inner model could read them,
-and a mask function cannot change the tokens of a prompt that ranks cut into parts. The hook passes
-on what it read in place of the attention_mask, which no model drops.
+BLOOM and MPT drop arguments that describe packed segments before their inner model could read them.
+The hook passes on what it read in place of the attention_mask, which no model drops.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from ntk_alibi._torch_state import has_values, is_tracing
-from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.integrations.arguments import (
     check_cache_in_use,
     inputs_of,
@@ -27,8 +25,7 @@ from ntk_alibi.integrations.forward_pass import untraced
 from ntk_alibi.integrations.making import check_inputs
 from ntk_alibi.integrations.packed_segments import PackedSegments, describing, segments_of_rows
 from ntk_alibi.integrations.pair_masks import shown
-from ntk_alibi.integrations.settings import PATCHED, ranks_of
-from ntk_alibi.integrations.shared_loss import LossOfParts
+from ntk_alibi.integrations.settings import PATCHED
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.integrations.transformers_versions import is_model
 from ntk_alibi.masks import checked_positions
@@ -36,9 +33,6 @@ from ntk_alibi.masks import checked_positions
 #: The attribute of a patched model that keeps the models with the hook, each with its handle, in a
 #: tuple, so that they are no parts.
 _KEPT = "_ntk_alibi_outer_models"
-
-#: The attribute in which transformers keeps a model's own loss function.
-_LOSS = "_loss_function"
 
 
 def keep(models: Iterable[nn.Module], target: nn.Module) -> None:
@@ -53,7 +47,6 @@ def keep(models: Iterable[nn.Module], target: nn.Module) -> None:
             handle = model.register_forward_pre_hook(read, prepend=True, with_kwargs=True)
             kept = (*kept, (model, handle))
     setattr(target, _KEPT, kept)
-    choose_loss(target, ranks_of(target))
     _keep_later_ones()
 
 
@@ -71,21 +64,8 @@ def _keep_owner(owner: nn.Module, _: str, part: nn.Module | None) -> None:
             keep([owner], target)
 
 
-def choose_loss(target: nn.Module, ranks: Ranks | None) -> None:
-    """Give a target and the models around it the loss of parts of a text, or their own."""
-    for model, _ in getattr(target, _KEPT, ()):
-        own = vars(model).pop(_LOSS, None)  # the model's class decides where there is none
-        if isinstance(own, LossOfParts):
-            own = own.replaced
-        if ranks is not None:
-            own = LossOfParts(ranks, own)
-        if own is not None:
-            setattr(model, _LOSS, own)
-
-
 def give_back(target: nn.Module) -> None:
-    """Undo `keep` and `choose_loss`."""
-    choose_loss(target, None)
+    """Undo `keep`."""
     for _, handle in vars(target).pop(_KEPT, ()):
         handle.remove()
 
@@ -101,31 +81,28 @@ def _read(
     # Dynamo of torch 2.9 takes strict=False for True.
     given = {**dict(zip(names, args)), **kwargs} if args else kwargs  # noqa: B905
     rest, said, settings = args[len(names) :], describing(given), getattr(target, PATCHED).stack[-1]
-    if settings is not None and settings.ranks is not None:
-        from ntk_alibi.integrations import begin_shared_pass
-
-        return rest, begin_shared_pass.read(target, model, names, given, said)
     if isinstance(given.get("attention_mask"), Tokens):
         return None
     # Layers of this form get masks of all pairs. No configuration asks for it.
     traceable = settings is not None and settings.attention == "traceable"
     of_pairs = getattr(given.get("attention_mask"), "ndim", 2) == 4
     of_pairs = of_pairs and paged_cache_of(given) is None  # whose masks say what its indices say
+    passed = dict(given)
     if model is target or of_pairs:
         check_inputs(given)
-        given = {**given, "attention_mask": _mask_to_pass_on(given, target, traceable)}
+        passed["attention_mask"] = _mask_to_pass_on(given, target, traceable)
     if traceable and is_tracing():
         _check_traced(said, names, model)
-        return rest, given
+        return rest, passed
     if given.get("use_cache") is False:
         check_cache_in_use(given)
     segments = _segments(model, given, traceable) if said and not of_pairs else None
     if segments is None:
-        return rest, given
+        return rest, passed
     if segments.cache is not None:
-        del given["cache"]  # which models of transformers 5.24 would ask for its length
+        del passed["cache"]  # which models of transformers 5.24 would ask for its length
     # A cache of the model would not know the segments.
-    return rest, {**given, "attention_mask": Tokens(segments=segments), "use_cache": False}
+    return rest, {**passed, "attention_mask": Tokens(segments=segments), "use_cache": False}
 
 
 def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: bool) -> Any:

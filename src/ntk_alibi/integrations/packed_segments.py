@@ -15,7 +15,6 @@ import torch
 from torch.nn import functional as F
 
 from ntk_alibi.integrations.arguments import CACHE, cache_of, inputs_of, paged_cache_of
-from ntk_alibi.integrations.tokens import padding_in
 
 #: Arguments beside the paged cache of transformers' continuous batching.
 OF_PAGED_CACHE = ("read_index", "write_index", "block_table")
@@ -45,14 +44,12 @@ class Rows:
         tokens: the number of new tokens of each.
         past: the number of cached tokens of each.
         mask: the mask that the caller gave, or None.
-        parts: whether a row may be two parts of a text, with other tokens between them.
     """
 
     count: int
     tokens: int
     past: int
     mask: Any
-    parts: bool
 
     def real_tokens(self, like: torch.Tensor) -> torch.Tensor | None:
         """Return which new tokens are real, (batch, tokens), or None if each follows the last."""
@@ -60,7 +57,7 @@ class Rows:
         if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # others are refused later
             given = mask[:, self.past : self.past + self.tokens] != 0
             real = given if given.shape[-1] == like.shape[-1] else real
-        return real if self.parts or not bool(real.all()) else None
+        return None if bool(real.all()) else real
 
     @property
     def padded(self) -> bool:
@@ -97,7 +94,7 @@ def _by_positions(_: str, value: Any, rows: Rows) -> torch.Tensor:
     """Read position_ids: a position that is not the next one begins a text.
 
     Padding may have any position, and a real token any greater one than those before it, where
-    there is padding or a part of a text. A token that generate() adds behind padding on the right
+    there is padding. A token that generate() adds behind padding on the right
     has the position after the padding's last one.
     """
     positions = torch.as_tensor(value)
@@ -159,7 +156,7 @@ def describing(given: Mapping[str, Any]) -> list[str]:
 
 
 def segments_of_rows(
-    model_name: str, given: Mapping[str, Any], why_one: str, *, parts: bool = False
+    model_name: str, given: Mapping[str, Any], why_one: str
 ) -> PackedSegments | None:
     """Return the packed segments that a caller describes, or None if each row is one text.
 
@@ -167,7 +164,6 @@ def segments_of_rows(
         model_name: name of the model in messages.
         given: the arguments of its forward, by name.
         why_one: with what the model reads each row as one text, or nothing.
-        parts: whether a row may be two parts of a text, with other tokens between them.
 
     Raises:
         ValueError: an argument describes several segments in a row where it cannot, or contradicts
@@ -187,7 +183,7 @@ def segments_of_rows(
     cache = cache_of(given)
     past = 0 if cache is None else int(cache.get_seq_length())
     count, tokens = inputs.shape[:2]
-    rows = Rows(count, tokens, past, padding_in(given.get("attention_mask")), parts)
+    rows = Rows(count, tokens, past, given.get("attention_mask"))
     if not why_one and cache is not None:
         why_one = CACHE
     if not why_one and given.get("use_cache") is True:

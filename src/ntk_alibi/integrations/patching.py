@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import nn
 
 from ntk_alibi._torch_state import refuse_script
-from ntk_alibi.distributed import sharding
 from ntk_alibi.integrations import numeric_check, outer_models, own_bias, version_check
 from ntk_alibi.integrations.attend import Attend, MaskTokens
 from ntk_alibi.integrations.family import Family, Replacement
@@ -63,21 +61,6 @@ class PatchHandle:
         self.bias = settings.bias
         self.attention = settings.attention
         self.log_n = settings.log_n
-
-    def shard(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's part of a batch, as the patch's group and layout cut it.
-
-        Args:
-            batch: tensors by name, as `ntk_alibi.torch.shard` takes them.
-
-        Raises:
-            TypeError, ValueError: the patch has no group, or `ntk_alibi.torch.shard` refuses the
-                batch.
-        """
-        ranks = self._settings.ranks
-        if ranks is None:
-            raise ValueError("group must be given to patch for shard, got None")
-        return sharding.shard(batch, ranks.group, layout=self._settings.layout)
 
     def undo(self) -> None:
         """Undo this patch; patches around and inside it stay. A second call does nothing."""
@@ -215,7 +198,6 @@ def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]
         _take_back(target, patched)
     if not patched.form:
         _install(target, patched, settings, form)
-    outer_models.choose_loss(target, settings.ranks)
 
 
 def _install(target: Any, patched: Patched, settings: Settings, form: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.distributed.sharding import LAYOUTS, Layout
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.overriding import Restored
 from ntk_alibi.integrations.tokens import NAME
@@ -42,8 +40,6 @@ class Settings:
     attention: Literal["fused", "eager", "traceable"] = "fused"
     mask: Mask = EVERYTHING
     log_n: LogN | None = None
-    ranks: Ranks | None = None
-    layout: Layout = "contiguous"
     bias: Any = None
 
     @property
@@ -65,17 +61,12 @@ class Settings:
         choices += [f"{name}={value}" for name, value in self.limits.items() if value]
         if self.log_n is not None:
             choices.append(f"log_n={self.log_n!r}")
-        if self.ranks is not None:
-            choices.append(f"group of {self.ranks.size} ranks")
-        if self.layout != "contiguous":
-            choices.append(f"layout={self.layout!r}")
         return ", ".join(choices)
 
     def to_config(self) -> dict[str, Any]:
         """Return the entries of a configuration for the choices that are not the default.
 
-        Choices that change results by rounding at most, and belong to a machine or a process, have
-        no entry: "traceable" and the group.
+        "traceable", which changes results by rounding at most, has no entry.
         """
         entries = self.limits
         if self.bias is not None:
@@ -141,12 +132,6 @@ def stack_of(target: Any) -> tuple[Settings | None, ...]:
     return () if patched is None else patched.stack
 
 
-def ranks_of(target: Any) -> Ranks | None:
-    """Return the ranks that share the texts of a patched model, or None."""
-    settings = stack_of(target)[-1]
-    return None if settings is None else settings.ranks
-
-
 def form_of(target: Any) -> str:
     """Return the form of attention in force."""
     settings: Settings | None = getattr(target, PATCHED).stack[-1]
@@ -191,8 +176,6 @@ def settings_of(
     *,
     attention: Any = "fused",
     log_n: Any = None,
-    group: Any = None,
-    layout: Any = "contiguous",
     bias: Any = None,
     **limits: Any,
 ) -> Settings:
@@ -202,21 +185,17 @@ def settings_of(
         scaling: the scaling.
         attention: the form of the attention.
         log_n: log-n scaling.
-        group: the process group that shares a text.
-        layout: which of its tokens each rank holds.
         bias: a bias in place of ALiBi, as `own_bias.bias_of_argument` returns it, or None.
         limits: window, sink and causal_block of `patch`.
     """
     checked_scaling(scaling, one_layer=False)
     _checks.choice("attention", attention, ATTENTIONS)
-    _checks.choice("layout", layout, LAYOUTS)
     mask = Mask.checked(**limits)
     if not mask.limited:
         _checks.check_equal("sink", mask.sink, 0, "without window or causal_block")
     log_n = as_log_n(log_n)
     if bias is not None:
         _checks.choice("attention with a bias", attention, ("fused", "eager"))
-        _checks.check_equal("group", group, None, "with a bias")
     settings = Settings(scaling, attention, mask, log_n, bias=bias)
     if settings.traceable:
         form = "with attention='traceable'"
@@ -231,12 +210,7 @@ def settings_of(
                 f"window, sink and causal_block must not be given {form}, which takes the masks "
                 f"that transformers makes, got {settings!r}: use attention='fused'"
             )
-    if group is None:
-        _checks.check_equal("layout", layout, "contiguous", "without group")
-        return settings
-    _checks.check_equal("attention", attention, "fused", "with group")
-    _checks.check_equal("sink", mask.sink, 0, "with group")
-    return replace(settings, ranks=Ranks.from_group(group), layout=layout)
+    return settings
 
 
 def refuse_traceable(attention: Any) -> None:

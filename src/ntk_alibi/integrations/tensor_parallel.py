@@ -1,13 +1,9 @@
-"""Tensor parallelism: the styles that the plans of our families name, and biases of some heads."""
+"""Tensor parallelism: the styles that the plans of our families name."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
-
-from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.masks import Problem
 
 #: Weights of queries, keys and values of all heads one after the other, divided by head.
 PACKED = "ntk_alibi_packed_qkv"
@@ -42,29 +38,3 @@ def register_styles() -> None:
         styles.ALL_PARALLEL_STYLES.register(OWN_OUTPUT, OwnOutput())
         packed = styles.PackedColwiseParallel(split_factor=3)
         styles.ALL_PARALLEL_STYLES.register(PACKED, packed)
-
-
-class SomeHeads(BiasObject):
-    """Some heads of a bias of the whole model, as a bias of so many heads.
-
-    Args:
-        whole: the bias of all heads.
-        heads: the heads, in a row.
-    """
-
-    whole: BiasObject
-    heads: slice
-
-    def __init__(self, whole: BiasObject, heads: slice) -> None:
-        count = heads.stop - heads.start
-        self.define(whole=whole, heads=heads, num_heads=count, sides=whole.sides)
-
-    @property
-    def parameters(self) -> tuple[Any, ...]:
-        """The parameters of the whole bias, which get the gradients."""
-        return self.whole.parameters
-
-    def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
-        """Return the kernel form of the whole bias, cut by heads."""
-        every = problem.for_heads(self.whole.num_heads)
-        return self.whole.kernel_bias(every, like).for_heads(self.heads)

@@ -29,7 +29,6 @@ class Tokens(BlockMask):
         positions: the position_ids beside a mask of four dimensions, or None.
         weights: whether the caller wants attention weights, where layers are not told.
         segments: `PackedSegments`, or None.
-        keep: the logits_to_keep that the ranks of a group share, or None.
         made: the `ForwardPass`, or None before the first layer.
     """
 
@@ -41,14 +40,12 @@ class Tokens(BlockMask):
         *,
         positions: Any = None,
         segments: Any = None,
-        keep: Any = None,
         made: Any = None,
     ) -> None:
         self.padding = padding
         self.positions = positions
         self.weights = False
         self.segments = segments
-        self.keep = keep
         self.made = made
 
     @property
@@ -82,11 +79,6 @@ class Tokens(BlockMask):
     def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
         """Refuse the operations that layers without a patch do with a mask."""
         raise RuntimeError(MISUSE)
-
-
-def padding_in(mask: Any) -> Any:
-    """Return the padding of an attention_mask, which generate() may have made `Tokens` of."""
-    return mask.padding if isinstance(mask, Tokens) else mask
 
 
 def version_of(mask: torch.Tensor | None) -> int | None:

@@ -239,12 +239,10 @@ class Problem(NamedTuple):
             part = part._replace(query_positions=at_queries, key_positions=None)
         return part
 
-    def for_heads(self, heads: int | slice) -> Problem:
-        """Return the problem of some heads, or of another number of heads with one mask."""
-        if isinstance(heads, slice):
-            visible = self.visible and self.visible.for_heads(heads)
-            return self._replace(visible=visible).for_heads(heads.stop - heads.start)
-        return self._replace(shape=(self.shape[0], heads, *self.shape[2:]))
+    def for_heads(self, heads: slice) -> Problem:
+        """Return the problem of some heads."""
+        shape = (self.shape[0], heads.stop - heads.start, *self.shape[2:])
+        return self._replace(shape=shape, visible=self.visible and self.visible.for_heads(heads))
 
     def part(self, queries: slice, keys: slice) -> Problem:
         """Return the problem of some of the queries and keys, which keep their positions.

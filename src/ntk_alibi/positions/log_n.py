@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,11 +93,6 @@ class LogN:
                 f"strength of log_n must be one number, or one for each of {heads} heads, got "
                 f"{len(self.strength)}"
             )
-
-    def for_heads(self, heads: slice) -> LogN:
-        """Return the log-n scaling of some heads."""
-        strength = self.strength
-        return replace(self, strength=strength[heads]) if isinstance(strength, tuple) else self
 
     def factors(self, problem: Problem, like: Any = None) -> Any:
         """Return the factors for the kernels, (1 or batch, 1 or heads, queries).

@@ -98,6 +98,27 @@ def test_bloom_measures_distances_by_columns(kind: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("rising", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_mask_alone_says_what_is_seen_at_any_positions(ahead: bool, rising: bool) -> None:
+    """Positions that do not rise with the columns are distances, and hide nothing."""
+    generator = torch.Generator().manual_seed(3)
+    at = torch.stack([torch.randperm(TOKENS, generator=generator) for _ in range(ROWS)])
+    at = at.sort(dim=-1).values * 2 if rising else at
+    model, mask = model_of("bloom").eval(), KINDS["random"]
+    mask = mask if ahead else mask & CAUSAL
+    stock = copy.deepcopy(model)
+    inner: Any = stock.transformer
+    slopes = na.alibi_slopes(inner.num_heads)
+    bias = torch.from_numpy(slopes)[:, None] * at[:, None]
+    inner.build_alibi_tensor = lambda *_, **__: bias.flatten(0, 1)[:, None]
+    expected = run(stock, added(mask))
+    for attention in ("fused", "eager"):
+        with na.patch(model, attention=attention):
+            torch.testing.assert_close(run(model, mask, position_ids=at), expected, **LOGITS)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("limits", [{}, {"window": 3}, {"window": 3, "sink": 2}], ids=str)
 @pytest.mark.parametrize("name", ["bloom", "falcon", "mpt"])
 def test_all_forms_and_limits_agree(name: str, limits: dict[str, int]) -> None:

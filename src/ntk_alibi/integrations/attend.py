@@ -35,14 +35,12 @@ class MaskTokens:
         tokens: the tokens of masks, where transformers did not pass `Tokens` to the layers, by the
             mask object, or by this object where there is no mask, each with what else its pass is
             made of.
-        pairs: what `read_pairs` read of masks of four dimensions, by the mask object.
         crossing: the last pass of cross-attention, which the steps of a generation share, with what
             it was made of, or None.
     """
 
     def __init__(self) -> None:
         self.tokens: Any = WeakIdKeyDictionary()
-        self.pairs: Any = WeakIdKeyDictionary()
         self.crossing: tuple[Any, torch.Tensor, ForwardPass] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,7 +179,7 @@ class Attend:
                 way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
         batch, _, _, length = forward_pass.problem.shape
         capacity = key.shape[2]
-        if key.shape[0] != batch or capacity < length:
+        if (key.shape[0], capacity) != (batch, forward_pass.mask.shape[1]):
             raise ValueError(
                 f"{CACHE} must hold the {length} tokens of {batch} rows that the model sees, got "
                 f"{capacity} of {key.shape[0]}"

@@ -207,7 +207,9 @@ class ForwardPass:
             seen.append(shown if around == (0, 0) else F.pad(shown, around))
         if len(seen) == 2:  # no key is in both parts
             values, seen = [values[0] + values[1]], [seen[0] | seen[1]]
-        if self.problem.segment_ids is not None or not self.problem.mask.causal:
+        problem = self.problem
+        said = problem.segment_ids is not None or problem.visible is not None
+        if said or not problem.mask.causal:
             return values[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
         return values[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)

@@ -16,7 +16,7 @@ from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.forward_pass import ForwardPass, limits_up_to, problem_of
 from ntk_alibi.integrations.packed_segments import PackedSegments
-from ntk_alibi.integrations.pair_masks import problem_of_pairs, read_pairs, shown
+from ntk_alibi.integrations.pair_masks import check_shape, problem_of_pairs, read_pairs, shown
 from ntk_alibi.integrations.settings import check_layers, current, stack_of
 from ntk_alibi.integrations.tables import NoBias
 from ntk_alibi.integrations.tokens import Tokens
@@ -100,17 +100,19 @@ def make_pass(
         at = slice(held - queries, held)
         problem = problem_of(mask, at, rule, limits, skipped, unpadded=padding is None)
         return ForwardPass(mask, problem, rule, settings, own=own, heads=heads)
-    capacity = end if cache is None else cache.get_mask_sizes(queries, 0)[0]
-    longer = family.code is not None
-    name = "attention_mask" if longer else "mask"
+    capacity = end if cache is None else cache.get_mask_sizes(queries, attend.number)[0]
+    name = "attention_mask" if family.code is not None else "mask"
     if of_pairs:
         shape = batch, rule.heads, queries, end
-        read = read_pairs(attend.tokens.pairs, padding, name, shape)
+        read = read_pairs(padding, name, shape, capacity)
         mask, holes = read.real_keys(batch), rule.counts_holes
         positions = None if holes else tokens.positions
         problem = problem_of_pairs(read, shape, limits, positions, counts_holes=holes)
     else:
-        mask = real_keys(padding, batch, end, device, name, longer=longer)
+        if attend.table is not None and cache is not None and getattr(padding, "ndim", 0) == 2:
+            # To transformers the tokens that a decoder's mask does not reach are hidden.
+            padding = F.pad(padding, (0, max(end - padding.shape[1], 0)))
+        mask = real_keys(padding, batch, end, device, name, capacity=capacity)
         at, unpadded = slice(end - queries, end), padding is None and capacity == end
         problem = problem_of(mask[:, :end], at, rule, limits, unpadded=unpadded)
     if capacity > mask.shape[1]:
@@ -127,7 +129,7 @@ def _crossing_pass(
     batch, queries, keys = sizes
     if of_pairs:
         shape = batch, rule.heads, queries, keys
-        read = read_pairs(shared.pairs, padding, name, shape)
+        read = read_pairs(padding, name, shape, keys)
         problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
         real = read.real_keys(batch)
         return ForwardPass(real, problem, rule, settings, own={None: NoBias(rule.heads)})
@@ -176,7 +178,7 @@ def real_keys(
     device: torch.device,
     name: str,
     *,
-    longer: bool = False,
+    capacity: int = 0,
 ) -> torch.Tensor:
     """Return a mask of padding, in a form that `Attend` takes, as (batch, keys), True if real.
 
@@ -187,20 +189,17 @@ def real_keys(
         keys: the number of keys that the last query may see.
         device: the device of the result.
         name: the mask's name in messages.
-        longer: whether a mask may have keys of a static cache behind the last query.
+        capacity: the number of keys that a static cache has room for; a mask may have columns for
+            those behind the last query, too.
     """
     if mask is None:
         return torch.ones((batch, keys), dtype=torch.bool, device=device)
     _checks.check_plain(name, mask)
     shape = tuple(mask.shape)
-    fits = shape == (batch, keys) or (longer and len(shape) == 2 and shape[1] > keys)
-    if fits and shape[0] == batch:
-        return cast(torch.Tensor, mask.to(device) != 0)
     if len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, 1, keys):
         return shown(mask, name)[:, 0, 0].to(device).expand(batch, keys)
-    raise ValueError(
-        f"{name} must have shape (batch, keys) = ({batch}, {keys}) for a patched model, got {shape}"
-    )
+    check_shape(mask, name, (batch, keys), capacity)
+    return cast(torch.Tensor, mask.to(device) != 0)
 
 
 def _held(
@@ -233,7 +232,7 @@ def _held(
         shared.padding = None
         evicted = total - keys
         return mask, torch.full((batch,), evicted, device=device) if evicted > 0 else None
-    mask = real_keys(padding, batch, total, device, "attention_mask", longer=True)[:, :total]
+    mask = real_keys(padding, batch, total, device, "attention_mask")
     real = mask.sum(dim=1)
     last_columns = torch.arange(total, device=device) >= total - real[:, None]
     if rows_with_holes := (mask != last_columns).any(dim=1).nonzero().flatten().tolist():

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.integrations.arguments import (
+    cache_of,
     check_cache_in_use,
     inputs_of,
     paged_cache_of,
@@ -24,7 +25,7 @@ from ntk_alibi.integrations.arguments import (
 from ntk_alibi.integrations.forward_pass import untraced
 from ntk_alibi.integrations.making import check_inputs
 from ntk_alibi.integrations.packed_segments import PackedSegments, describing, segments_of_rows
-from ntk_alibi.integrations.pair_masks import shown
+from ntk_alibi.integrations.pair_masks import check_shape, shown
 from ntk_alibi.integrations.settings import PATCHED
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.integrations.transformers_versions import is_model
@@ -90,6 +91,8 @@ def _read(
     passed = dict(given)
     if model is target or of_pairs:
         check_inputs(given)
+        if traceable and model is target and not is_tracing():
+            _check_columns(given, target)
         passed["attention_mask"] = _mask_to_pass_on(given, target, traceable)
     if traceable and is_tracing():
         _check_traced(said, names, model)
@@ -122,6 +125,18 @@ def _mask_to_pass_on(given: Mapping[str, Any], target: nn.Module, traceable: boo
         return mask
     zeros = torch.zeros(mask.shape, device=mask.device)
     return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)
+
+
+def _check_columns(given: Mapping[str, Any], target: nn.Module) -> None:
+    """Check the mask of a form whose layers get masks that transformers made of it."""
+    mask, inputs, cache = given.get("attention_mask"), inputs_of(given), cache_of(given)
+    if mask is None or inputs is None:
+        return
+    (rows, tokens), past, capacity = inputs.shape[:2], 0, 0
+    if cache is not None:
+        past, capacity = int(cache.get_seq_length()), int(cache.get_mask_sizes(tokens, 0)[0])
+    heads = getattr(target, PATCHED).family.rule(target).heads
+    check_shape(mask, "attention_mask", (rows, heads, tokens, past + tokens), capacity)
 
 
 @untraced

@@ -190,19 +190,26 @@ def segments_of_rows(
         why_one = "use_cache=True"
     if not why_one and rows.padded:
         why_one = "an attention_mask that hides tokens"
+    one = torch.zeros((count, tokens - 1), dtype=torch.bool)
     begins: dict[str, torch.Tensor] = {}
     for name, (read, of_one) in SOURCES.items():
         value = given.get(name)
         if value is None:
             continue
         found = read(name, value, rows).cpu()
+        if found.shape[1:] != one.shape[1:] or len(found) not in (1, count):
+            if not bool(found.any()):
+                continue  # no model of these families reads it
+            raise ValueError(
+                f"{name} must have a value for each of the {(count, tokens)} tokens of a patched "
+                f"{model_name}, got shape {tuple(torch.as_tensor(value).shape)}"
+            )
         if why_one and bool(found.any()):
             raise ValueError(
                 f"{name} must {of_one} for a patched {model_name} with {why_one}, which reads each "
                 f"row as one text, got {value}: pass one text a row, padded"
             )
         begins[name] = found.expand(count, -1)
-    one = torch.zeros((count, tokens - 1), dtype=torch.bool)
     first, chosen = next(iter(begins.items()), ("input_ids", one))
     for name, other in begins.items():
         if not torch.equal(other, chosen):

@@ -7,14 +7,12 @@ mask of two dimensions.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.integrations.dense import HIDES
-from ntk_alibi.integrations.tokens import version_of
 from ntk_alibi.masks import BlockMask, Mask, Problem
 
 
@@ -24,12 +22,10 @@ class PairMask(NamedTuple):
     Attributes:
         visible: the pairs.
         real: (1 or batch, keys), True for keys that a query sees, or None if all are seen.
-        sees_ahead: whether a query may see a key behind its own column.
     """
 
     visible: BlockMask
     real: torch.Tensor | None
-    sees_ahead: bool
 
     def real_keys(self, batch: int) -> torch.Tensor:
         """Return `real` for all rows, (batch, keys)."""
@@ -38,35 +34,29 @@ class PairMask(NamedTuple):
         return real.expand(batch, -1)
 
 
-def read_pairs(
-    kept: MutableMapping[Any, Any], mask: torch.Tensor, name: str, sizes: tuple[int, ...]
-) -> PairMask:
+def read_pairs(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity: int) -> PairMask:
     """Return what a mask says.
 
     Args:
-        kept: what was read of masks, for layers and steps that get them again.
         mask: boolean, True for visible keys, or values to add to scores.
         name: its name in messages.
-        sizes: batch, heads, queries and keys of the pass; a mask for a static cache has more
-            keys, which it hides.
+        sizes: batch, heads, queries and keys of the pass.
+        capacity: the number of keys that a static cache has room for; a mask may have columns for
+            those behind the last query, too, which it hides.
     """
-    of = version_of(mask), sizes
-    known: tuple[Any, PairMask] | None = kept.get(mask)
-    if known is not None and known[0] == of:
-        return known[1]
-    _check_shape(mask, name, sizes)
+    check_shape(mask, name, sizes, capacity)
     *_, queries, keys = sizes
-    seen = shown(mask, name)[..., :keys].detach()  # a view, which does not keep the mask alive
-    seen = seen.expand(*seen.shape[:2], queries, keys)
-    read = PairMask(BlockMask(seen), None, sees_ahead=True)
-    if seen.is_cpu and has_values(seen):
-        ahead = torch.arange(keys) > torch.arange(keys - queries, keys)[:, None]
-        real = seen.any(dim=2).any(dim=1)
-        sees_ahead = queries > 1 and bool((seen & ahead).any())
-        read = PairMask(read.visible, None if bool(real.all()) else real, sees_ahead)
-    if of[0] is not None:
-        kept[mask] = of, read
-    return read
+    seen = shown(mask, name).detach()
+    beyond, seen = seen[..., keys:], seen[..., :keys].expand(*seen.shape[:2], queries, keys)
+    if not seen.is_cpu or not has_values(seen):
+        return PairMask(BlockMask(seen), None)
+    if bool(beyond.any()):
+        raise ValueError(
+            f"{name} must hide the keys behind the last token, which a cache does not hold yet, "
+            f"from column {keys} on, got visible ones"
+        )
+    real = seen.any(dim=2).any(dim=1)
+    return PairMask(BlockMask(seen), None if bool(real.all()) else real)
 
 
 def problem_of_pairs(
@@ -88,7 +78,6 @@ def problem_of_pairs(
         counts_holes: whether columns of keys that no query sees count between others.
     """
     batch, _, queries, keys = shape
-    limits = limits._replace(causal=limits.causal and not read.sees_ahead)
     real = None if read.real is None else read.real.expand(batch, keys)
     at_keys = None
     if real is not None or positions is not None:
@@ -104,7 +93,18 @@ def problem_of_pairs(
         at_keys = torch.cat([before.expand(rows, -1), positions], dim=1)
     like = read.visible.mask
     problem = Problem.checked(shape, limits, real, positions, at_keys, like=like)
+    if limits.causal and _sees_ahead(problem, like):
+        problem = problem._replace(mask=limits._replace(causal=False))
     return problem._replace(visible=read.visible)
+
+
+def _sees_ahead(problem: Problem, seen: torch.Tensor) -> bool:
+    """Return whether a query may see a key ahead of its position."""
+    if not seen.is_cpu or not has_values(seen):
+        return True
+    at_queries, at_keys = problem.positions(seen)
+    ahead = at_keys[:, None] > at_queries[:, :, None]
+    return bool((seen & ahead[:, None]).any())
 
 
 def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
@@ -121,12 +121,29 @@ def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
     return seen
 
 
-def _check_shape(mask: torch.Tensor, name: str, sizes: tuple[int, ...]) -> None:
-    batch, heads, queries, keys = sizes
+def check_shape(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity: int = 0) -> None:
+    """Check that a mask, of keys or of pairs, is of the tokens of a pass and its cache.
+
+    Args:
+        mask: the mask.
+        name: its name in messages.
+        sizes: batch, heads, queries and keys of the pass; batch and keys if it is one of keys.
+        capacity: the number of keys that a static cache has room for; a mask may have columns for
+            those behind the last query, too.
+    """
+    batch, *rest, keys = sizes
     got = tuple(mask.shape)
-    fits = got[0] in (1, batch) and got[1] in (1, heads) and got[2] in (1, queries)
-    if not fits or got[3] < keys:
-        raise ValueError(
-            f"{name} must have shape (batch, keys) = ({batch}, {keys}), or, with four dimensions, "
-            f"({batch} or 1, {heads} or 1, {queries}, {keys}), got {got}"
-        )
+    fits = got[0] == batch if len(got) == 2 else False
+    words, model = "", " for a patched model"
+    if rest:
+        heads, queries = rest
+        words = f", or, with four dimensions, ({batch} or 1, {heads} or 1, {queries}, {keys})"
+        model = ""
+        if len(got) == 4:
+            fits = got[0] in (1, batch) and got[1] in (1, heads) and got[2] in (1, queries)
+    if fits and keys <= got[-1] <= max(keys, capacity):
+        return
+    room = f", or up to {capacity} keys" if capacity > keys else ""
+    raise ValueError(
+        f"{name} must have shape (batch, keys) = ({batch}, {keys}){words}{room}{model}, got {got}"
+    )

@@ -206,6 +206,25 @@ def test_rows_can_be_selected_repeated_and_reordered() -> None:
     assert cache.update(*keys_and_values(3), 0)[0].shape[2] == 3
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [[1], [0, 1], [1, 1]])
+def test_selected_rows_keep_their_padding(rows: list[int]) -> None:
+    """A row that had no padding goes on without a mask, or with one, as it does alone."""
+    model, ids = make_model("bloom"), torch.arange(24).reshape(2, 12) + 3
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    step, index = torch.tensor([[5], [6]]), torch.tensor(rows)
+    with na.patch(model, window=5):
+        cache, alone = na.WindowCache(5), na.WindowCache(5)
+        model(ids, attention_mask=mask, **{CACHE: cache})
+        cache.batch_select_indices(index)
+        model(ids[index], attention_mask=mask[index], **{CACHE: alone})
+        whole = torch.nn.functional.pad(mask[index], (0, 1), value=1)
+        expected = model(step[index], attention_mask=whole, **{CACHE: alone}).logits
+        found = model(step[index], attention_mask=whole, **{CACHE: cache}).logits
+        torch.testing.assert_close(found, expected, **LOGITS)
+
+
 def test_cropping_ends_when_a_token_has_left() -> None:
     cache = na.WindowCache(7, 2)
     cache.update(*keys_and_values(9), 0)

@@ -38,6 +38,12 @@ class Shared:
         """The greatest number of tokens held."""
         return self.window + self.sink
 
+    def select_rows(self, rows: torch.Tensor) -> None:
+        """Keep the padding of some rows."""
+        if self.padding is not None:
+            own = self.padding[rows.to(self.padding.device)]
+            self.padding = own if bool(own.any()) else None
+
 
 class WindowLayer(GrowingLayer):
     """One layer's sinks and window, contiguous in a buffer of twice their size.
@@ -198,3 +204,19 @@ class WindowCache(Cache):
         self.shared.masked = True
         sizes: tuple[int, int] = super().get_mask_sizes(*arguments, **options)
         return sizes
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Reorder the rows of the batch by beam_idx."""
+        super().reorder_cache(beam_idx)
+        self.shared.select_rows(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row of the batch."""
+        super().batch_repeat_interleave(repeats)
+        if self.shared.padding is not None:
+            self.shared.padding = self.shared.padding.repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some rows of the batch."""
+        super().batch_select_indices(indices)
+        self.shared.select_rows(indices)

@@ -141,7 +141,7 @@ OF_DECODERS: dict[str, tuple[Callable[[Run], Any], Any]] = {
     ),
     "static, mask 1 more": (
         lambda run: run(STEP, F.pad(SEEN, (0, ROOM - TOKENS)), run.static()),
-        rf"{SHAPE} .* = \(2, 11\),.* or up to 14 keys for",
+        rf"{SHAPE} .* = \(2, 11\),.* or up to 14 keys",
     ),
     "static, mask 1 less": (lambda run: run(STEP, SEEN[:, 1:], run.static()), SHAPE),
     "static, pairs of its capacity": (

@@ -1,7 +1,7 @@
 """Arguments of patched models that must agree: each pair disagrees by one, at both ends.
 
 The outcome is what the stock model computes ("stock"), what the same call computes with arguments
-that agree ("right", by a second call), or an error that names the argument; never whatever the
+that agree ("right", by a second call), or an error that names the argument; never just what the
 shapes allow.
 """
 

@@ -15,7 +15,9 @@ import transformers
 import ntk_alibi as na
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.forward_pass import ForwardPass, problem_of
+from ntk_alibi.integrations.passes.base import Pass
+from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.rows import problem_of
 from ntk_alibi.integrations.settings import settings_of
 from small_models import make_model
 
@@ -86,8 +88,10 @@ def slopes_on_device(factor: float) -> torch.Tensor:
     settings = settings_of(na.NTK(factor))
     mask = torch.ones(1, 5, dtype=torch.bool, device="meta")
     problem = problem_of(mask, slice(0, 5), rule, settings.mask, unpadded=True)
-    forward_pass = ForwardPass(mask, problem, rule, settings)
-    (part,) = forward_pass.parts(forward_pass.bias_of(0), like)
+    sizes: Any = (1, 5, 5)
+    given = Given(None, rule, None, None, None, sizes, mask.device, None, 0, settings, {}, None)
+    made = Pass(given, mask, problem)
+    (part,) = made.parts(made.bias_of(0), like)
     slopes: torch.Tensor = part.bias.left
     assert slopes.is_meta
     return slopes

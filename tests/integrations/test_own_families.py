@@ -19,7 +19,7 @@ from torch import nn
 
 import ntk_alibi as na
 from ntk_alibi.integrations import Family, ModelSlopes, known, register
-from ntk_alibi.integrations.forward_pass import ForwardPass
+from ntk_alibi.integrations.passes.base import Pass
 from small_models import TOY_HEADS, ToyModel, is_toy, toy_batch, toy_family, toy_forward, toy_model
 
 #: Float32 sums of 50 terms through two layers, at outputs of about 1.
@@ -123,9 +123,9 @@ def test_masks_and_their_passes_are_freed() -> None:
         del given
         gc.collect()
         assert gone() is None
-        kept = [x for x in gc.get_objects() if type(x) is ForwardPass]
+        kept = [x for x in gc.get_objects() if type(x) is Pass]
         run(model, ids, mask)
-        assert len([x for x in gc.get_objects() if type(x) is ForwardPass]) == len(kept) + 1
+        assert len([x for x in gc.get_objects() if type(x) is Pass]) == len(kept) + 1
 
 
 def test_a_mask_that_changed_in_place_is_read_again_and_so_is_a_patch() -> None:
@@ -255,16 +255,16 @@ def test_fields_that_are_wrong_are_named() -> None:
 
 
 def test_one_pass_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ntk_alibi.integrations import making
+    from ntk_alibi.integrations.passes import rows
 
     passes: list[Any] = []
-    stock = making.problem_of
+    stock = rows.problem_of
 
     def problem_of(*arguments: Any, **options: Any) -> Any:
         passes.append(arguments)
         return stock(*arguments, **options)
 
-    monkeypatch.setattr(making, "problem_of", problem_of)
+    monkeypatch.setattr(rows, "problem_of", problem_of)
     torch.manual_seed(0)
     model, (ids, mask) = ToyModel(layers=4), toy_batch()
     with na.patch(model, family=toy_family()):

@@ -22,12 +22,10 @@ from ntk_alibi.integrations.arguments import (
     paged_cache_of,
     positional_names,
 )
-from ntk_alibi.integrations.forward_pass import untraced
-from ntk_alibi.integrations.making import check_inputs
 from ntk_alibi.integrations.packed_segments import PackedSegments, describing, segments_of_rows
-from ntk_alibi.integrations.pair_masks import check_shape, shown
+from ntk_alibi.integrations.passes.mask_values import check_inputs, check_shape, shown
 from ntk_alibi.integrations.settings import PATCHED
-from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.integrations.tokens import Tokens, untraced
 from ntk_alibi.integrations.transformers_versions import is_model
 from ntk_alibi.masks import checked_positions
 

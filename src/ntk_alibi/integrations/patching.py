@@ -11,8 +11,9 @@ from torch import nn
 
 from ntk_alibi._torch_state import refuse_script
 from ntk_alibi.integrations import numeric_check, outer_models, own_bias, version_check
-from ntk_alibi.integrations.attend import Attend, MaskTokens
+from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.family import Family, Replacement
+from ntk_alibi.integrations.memory import MaskMemory
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
     PATCHED,
@@ -217,7 +218,7 @@ def _replacements(family: Family, target: nn.Module, settings: Settings) -> list
     """Return what is replaced in a patched model, its layers' forward included."""
     attend_class = Attend
     if settings.traceable:
-        from ntk_alibi.integrations.traceable import BIAS, LayerBias, TraceableAttend
+        from ntk_alibi.integrations.forms.traceable import BIAS, LayerBias, TraceableAttend
 
         attend_class = TraceableAttend
     rule, causal = family.rule(target), family.is_causal(target)
@@ -227,14 +228,14 @@ def _replacements(family: Family, target: nn.Module, settings: Settings) -> list
     if not settings.traceable:
         replacements.append((target, "__prepare_scriptable__", refuse_script))
     for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
-        tokens = MaskTokens()
+        memory = MaskMemory()
         for i, layer in enumerate(layers):
             table = None
             if tables is not None and not crosses:
                 table = LayerTable(tables[i], first=tables[i] not in tables[:i])
             ends, sees_back = i == len(layers) - 1, causal and not crosses
             attend = attend_class(
-                target, family, layer, i, rule, sees_back, crosses, table, tokens, ends=ends
+                target, family, layer, i, rule, sees_back, crosses, table, memory, ends=ends
             )
             replacements.append((layer, "forward", partial(family.forward, attend)))
             if settings.traceable:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: The name of our attention implementation and of the mask function `tokens_of_pass`.
 NAME = "ntk_alibi"
@@ -17,6 +20,20 @@ MISUSE = (
     "without the name, or is of another family, or the patch was undone before, or a layer was "
     "replaced: patch again after replacing layers"
 )
+
+
+#: Message of torch where it cannot trace a patched model in one graph.
+WAY_TO_TRACE = (
+    "ntk_alibi: attention must be 'traceable' for torch.export, and for torch.compile with "
+    "fullgraph=True under gradients or with a cache, since the other forms read the mask: use "
+    "patch(model, scaling, attention='traceable'); fullgraph must be False for a model of a family "
+    "without such a form"
+)
+
+
+def untraced(function: Function) -> Function:
+    """Exclude a function from torch.compile, since it depends on the entries of the mask."""
+    return cast(Function, torch.compiler.disable(function, reason=WAY_TO_TRACE))
 
 
 class Tokens(BlockMask):

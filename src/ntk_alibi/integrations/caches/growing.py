@@ -14,11 +14,12 @@ from ntk_alibi._torch_state import is_followed
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.caches.kinds import ReadAsHeld
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class GrowingCache(Cache):
+class GrowingCache(ReadAsHeld, Cache):
     """A transformers cache with doubling buffers: a new token is written, old ones are not copied.
 
     transformers' DynamicCache copies all keys and values at every token, which with some thousand

@@ -13,6 +13,7 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import is_followed
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.caches.growing import GrowingLayer, Pair
+from ntk_alibi.integrations.caches.kinds import Bounded
 
 
 @dataclass
@@ -146,7 +147,7 @@ class WindowLayer(GrowingLayer):
         self._shared.expected = None
 
 
-class WindowCache(Cache):
+class WindowCache(Bounded, Cache):
     """A transformers cache of the last and the first few tokens: generation in constant memory.
 
     It is for models patched by `patch(..., window=window, sink=sink)`. They see no more tokens than

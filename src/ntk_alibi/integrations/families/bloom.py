@@ -19,9 +19,9 @@ from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.family import Replacement, check_states, of_transformers
-from ntk_alibi.integrations.forward_pass import ForwardPass, untraced
+from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.settings import Settings, form_of
-from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.integrations.tokens import Tokens, untraced
 from ntk_alibi.integrations.transformers_versions import class_named
 from ntk_alibi.scaling import scaling_per, split_knee
 
@@ -63,7 +63,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
     check_states(hidden_states)
-    if attend.takes_stock(output_attentions):
+    if attend.is_eager(output_attentions):
         given = attention_mask, hidden_states, residual, layer_past, output_attentions
         stock = _stock(attend, layer, *given, **kwargs)
         if stock is not None:
@@ -117,16 +117,16 @@ def _stock(
 
 
 def _bias_and_mask(
-    forward_pass: ForwardPass, bias: Any, heads: int, like: torch.Tensor
+    made: Pass, bias: Any, heads: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    mask, dtype, problem = forward_pass.mask, like.dtype, forward_pass.problem
-    values, seen = forward_pass.pairs(bias, like)
+    mask, dtype, problem = made.real, like.dtype, made.problem
+    values, seen = made.pairs(bias, like)
     beyond = 0, mask.shape[1] - problem.shape[3]  # places of a static cache
     hidden = ~F.pad(seen.expand(len(mask), -1, -1, -1), beyond)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
     hides = zeros.masked_fill(hidden, torch.finfo(dtype).min)
     scaling = getattr(bias, "scaling", None)
-    per, own = scaling_per(scaling), getattr(bias, "rule", None) != forward_pass.rule
+    per, own = scaling_per(scaling), getattr(bias, "rule", None) != made.rule
     relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
     relative = relative or (scaling is not None and is_tracing())
     relative = relative or problem.segment_ids is not None or problem.visible is not None

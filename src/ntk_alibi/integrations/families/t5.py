@@ -79,12 +79,10 @@ def _attend(
     others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return output and weights of self-attention, or of attention to other states."""
-    of_query, of_key, of_value, of_output = _products(layer)
-    cache, number = cache_of(others), attend.number
-
-    def heads(x: torch.Tensor) -> torch.Tensor:
-        return x.view(*x.shape[:2], -1, layer.key_value_proj_dim).transpose(1, 2)
-
+    named = ("q", "k", "v", "o") if hasattr(layer, "q") else ("query", "key", "value", "output")
+    products = [getattr(layer, name) for name in named]
+    cache, number, of_head = cache_of(others), attend.number, (-1, layer.key_value_proj_dim)
+    query = products[0](hidden_states).unflatten(2, of_head).transpose(1, 2)
     crosses = other_states is not None
     states = other_states if crosses else hidden_states
     kept = None
@@ -99,12 +97,13 @@ def _attend(
     if kept is not None and kept.get(number):
         key, value, cache = cache.layers[number].keys, cache.layers[number].values, None
     else:
-        key, value = heads(of_key(states)), heads(of_value(states))
+        key = products[1](states).unflatten(2, of_head).transpose(1, 2)
+        value = products[2](states).unflatten(2, of_head).transpose(1, 2)
         if kept is not None:
             kept[number] = True
     option = others.get("output_attentions")
     context, weights = attend(
-        heads(of_query(hidden_states)),
+        query,
         key,
         value,
         mask=mask,
@@ -113,15 +112,8 @@ def _attend(
         dropout=layer.dropout if layer.training else 0.0,
         weights=bool(attend.model.config.output_attentions if option is None else option),
     )
-    output: torch.Tensor = of_output(context.transpose(1, 2).flatten(2))
+    output: torch.Tensor = products[3](context.transpose(1, 2).flatten(2))
     return output, weights
-
-
-def _products(layer: Any) -> tuple[nn.Module, ...]:
-    """Return the linear layers of queries, keys, values and output."""
-    if hasattr(layer, "q"):
-        return layer.q, layer.k, layer.v, layer.o
-    return layer.query, layer.key, layer.value, layer.output
 
 
 def _family(prefix: str, **others: Any) -> Family:

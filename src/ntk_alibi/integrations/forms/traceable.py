@@ -16,8 +16,10 @@ from torch import nn
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.dense import HIDES, attend_densely
+from ntk_alibi.integrations.caches.kinds import Bounded
 from ntk_alibi.integrations.family import mesh_of
+from ntk_alibi.integrations.forms.dense import attend_densely
+from ntk_alibi.integrations.passes.mask_values import HIDES
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import KneeShape, at_layer, split_knee
 from ntk_alibi.torch.learned_bias import Float32Parameters
@@ -89,8 +91,8 @@ class LayerBias(Float32Parameters):
 class TraceableAttend(Attend):
     """The attention of one layer by a mask of queries and keys; the layer has its `LayerBias`."""
 
-    def takes_stock(self, _: Any) -> bool:
-        """Return that no layer goes on as without a patch."""
+    def is_eager(self, _: Any) -> bool:
+        """Return False: transformers' own layers are not traced."""
         return False
 
     def __call__(
@@ -112,7 +114,7 @@ class TraceableAttend(Attend):
         del weights
         layer: Any = self.layer
         name, scale = type(layer).__name__, query.shape[3] ** -0.5 if scale is None else scale
-        if hasattr(cache, "expect"):
+        if isinstance(cache, Bounded):
             raise ValueError(
                 f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
                 "window: use attention='fused', or another cache"

@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-#: Values that a mask adds to scores hide a key below this one: float32 weights are then 0.
-HIDES = -1e3
-
 
 def attend_densely(
     query: torch.Tensor,

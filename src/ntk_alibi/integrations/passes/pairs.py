@@ -1,4 +1,4 @@
-"""Masks of four dimensions, (batch, heads, queries, keys), that callers give to a patched model.
+"""Passes with a mask of four dimensions, (batch, heads, queries, keys), that the caller gave.
 
 Such a mask alone says what a query sees: it may show keys ahead. Positions are columns, or
 position_ids for the families whose positions they are. Keys that no query sees are padding, as in a
@@ -10,10 +10,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from ntk_alibi._torch_state import has_values
-from ntk_alibi.integrations.dense import HIDES
+from ntk_alibi.integrations.passes.base import Pass
+from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.mask_values import check_shape, shown
 from ntk_alibi.masks import BlockMask, Mask, Problem
+
+
+def begin(given: Given) -> Pass:
+    """Return the pass of tokens whose mask alone says which keys each query sees."""
+    batch, queries, keys = given.sizes
+    end, places, holes = given.past + keys, given.count_places(), given.rule.counts_holes
+    shape = batch, given.rule.heads, queries, end
+    read = read_pairs(given.mask, given.name, shape, places)
+    positions = None if holes else given.positions
+    problem = problem_of_pairs(read, shape, given.limits(end), positions, counts_holes=holes)
+    made = Pass(given, F.pad(read.real_keys(batch), (0, places - end)), problem)
+    if given.attend.causal:  # a decoder's bias goes on by the same slope
+        made.ahead = "falling"
+    return made
 
 
 class PairMask(NamedTuple):
@@ -105,45 +122,3 @@ def _sees_ahead(problem: Problem, seen: torch.Tensor) -> bool:
     at_queries, at_keys = problem.positions(seen)
     ahead = at_keys[:, None] > at_queries[:, :, None]
     return bool((seen & ahead[:, None]).any())
-
-
-def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
-    """Return where a mask of four dimensions shows a key: True, or 0 among values to add."""
-    if mask.dtype == torch.bool:
-        return mask
-    seen: torch.Tensor = mask == 0
-    known = (seen | (mask < HIDES)).all()
-    if mask.is_cpu and has_values(known) and not bool(known):
-        raise ValueError(
-            f"{name} must be 0 for visible keys and below {HIDES:g} for hidden ones, got other "
-            "values: a bias is no mask"
-        )
-    return seen
-
-
-def check_shape(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity: int = 0) -> None:
-    """Check that a mask, of keys or of pairs, is of the tokens of a pass and its cache.
-
-    Args:
-        mask: the mask.
-        name: its name in messages.
-        sizes: batch, heads, queries and keys of the pass; batch and keys if it is one of keys.
-        capacity: the number of keys that a static cache has room for; a mask may have columns for
-            those behind the last query, too.
-    """
-    batch, *rest, keys = sizes
-    got = tuple(mask.shape)
-    fits = got[0] == batch if len(got) == 2 else False
-    words, model = "", " for a patched model"
-    if rest:
-        heads, queries = rest
-        words = f", or, with four dimensions, ({batch} or 1, {heads} or 1, {queries}, {keys})"
-        model = ""
-        if len(got) == 4:
-            fits = got[0] in (1, batch) and got[1] in (1, heads) and got[2] in (1, queries)
-    if fits and keys <= got[-1] <= max(keys, capacity):
-        return
-    room = f", or up to {capacity} keys" if capacity > keys else ""
-    raise ValueError(
-        f"{name} must have shape (batch, keys) = ({batch}, {keys}){words}{room}{model}, got {got}"
-    )

@@ -1,0 +1,1 @@
+"""The forms of attention of a patched model: fused, eager, and traceable by torch."""

@@ -1,0 +1,119 @@
+"""The form of attention that forms no matrix of queries x keys: `ntk_alibi.attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ntk_alibi._torch_state import Way, is_recorded, way_of
+from ntk_alibi.fused.dropout import Dropout, checked_dropout
+from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.prepared import attend_prepared, prepared_in_core
+from ntk_alibi.integrations.caches.kinds import ReadAsHeld
+from ntk_alibi.integrations.passes.base import Part, Pass
+from ntk_alibi.integrations.passes.sinks import ALL
+
+#: A function of query, key, value and `norms`, which returns the output first, and whether norms
+#: are of use.
+Ready = tuple[Callable[..., tuple[Any, Any]], bool]
+
+
+def attend(
+    layer: Any,
+    made: Pass,
+    query: Any,
+    key: Any,
+    value: Any,
+    cache: Any,
+    scale: float,
+    dropout: float,
+) -> tuple[torch.Tensor, None]:
+    """Return the output of a layer, and no weights.
+
+    Args:
+        layer: the `Attend` of the layer.
+        made: the pass.
+        query: (batch, heads, queries, head_dim).
+        key: the new keys, (batch, heads or a divisor of them, keys, head_dim).
+        value: as key.
+        cache: the cache that holds the keys before these, or None.
+        scale: the factor of the products.
+        dropout: the probability of dropping a weight.
+    """
+    way, ready, bias, norms = way_of(query, key, value), None, None, None
+    if way is Way.CORE and not (dropout or torch.is_grad_enabled()):
+        ready = made.ready.get((layer.shares, scale))
+    if ready is None:
+        bias = made.bias_of(layer.number, layer.table)
+        way = way_of(query, key, value, bias=bias)
+    append = None
+    if way is Way.CORE and isinstance(cache, ReadAsHeld):
+        append, norms = cache.append, cache.norms
+    key, value, _ = layer.with_cached(made, key, value, cache, append)
+    if ready is None:
+        if cache is not None and way is Way.CORE and is_recorded(key, value):
+            way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
+        dropped = checked_dropout(dropout, None, query, key.shape[2]) if dropout else None
+        ready = _prepared(layer, made, bias, query, scale, dropped, way)
+    attend_now, keeps_norms = ready
+    kept = norms(layer.number) if keeps_norms and norms is not None else None
+    return attend_now(query, key, value, norms=kept)[0], None
+
+
+def _prepared(
+    layer: Any, made: Pass, bias: Any, query: Any, scale: float, dropped: Dropout | None, way: Way
+) -> Ready:
+    """Return what attends in a layer.
+
+    Layers with the same bias share it where torch records nothing.
+    """
+    like = None if way is Way.CORE else query
+    factors = made.factors(like)
+    if dropped is not None and made.heads is not None:
+        dropped = dropped.part(head=made.heads.start)
+    parts = made.parts(bias, like)
+    keeps_norms = way is Way.CORE and parts[0].keeps_norms
+    if way is not Way.CORE or dropped is not None or len(parts) > 1:
+        keeps_norms = way is Way.CORE and any(part.keeps_norms for part in parts)
+        return partial(_attend_to_parts, parts, scale, factors, dropped, way), keeps_norms
+    ready = prepared_in_core(parts[0].bias, parts[0].problem, scale, factors), keeps_norms
+    if made.alike and not torch.is_grad_enabled():
+        made.ready[layer.shares, scale] = ready
+    return ready
+
+
+def _attend_to_parts(
+    parts: list[Part],
+    scale: float,
+    factors: Any,
+    dropped: Dropout | None,
+    way: Way,
+    query: torch.Tensor,
+    key: Any,
+    value: Any,
+    *,
+    norms: Any = None,
+) -> tuple[torch.Tensor, Any]:
+    """Return output and logsumexp (or None) of `ntk_alibi.attention` to all parts together."""
+    results = []
+    for part in parts:
+        keys, whole = part.keys, part.keys == ALL
+        results.append(
+            attend_prepared(
+                query,
+                key if whole else key[:, :, keys],
+                value if whole else value[:, :, keys],
+                part.bias,
+                part.problem,
+                scale,
+                factors,
+                way=way,
+                norms=norms if part.keeps_norms else None,
+                dropout=dropped and dropped.part(key=keys.start or 0),
+                log=len(parts) > 1,
+            )
+        )
+    return results[0] if len(results) == 1 else merge(*zip(*results, strict=True))

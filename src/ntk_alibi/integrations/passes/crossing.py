@@ -1,0 +1,57 @@
+"""Passes of queries that attend to an encoder's tokens, all without a bias."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from ntk_alibi._torch_state import is_followed
+from ntk_alibi.integrations.passes.base import Pass
+from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.pairs import problem_of_pairs, read_pairs
+from ntk_alibi.integrations.passes.rows import problem_of, real_keys
+from ntk_alibi.integrations.tables import NoBias
+from ntk_alibi.masks import Mask, Problem
+
+BIDIRECTIONAL = Mask(causal=False)
+
+
+class CrossingPass(Pass):
+    """A pass without a bias."""
+
+    def __init__(self, given: Given, real: torch.Tensor, problem: Problem) -> None:
+        super().__init__(given, real, problem)
+        self._none = NoBias(problem.shape[1])
+        self.alike = True
+
+    def bias_of(self, layer: int, table: Any = None) -> NoBias:
+        """Return no bias."""
+        del layer, table
+        return self._none
+
+
+def begin(given: Given) -> Pass:
+    """Return the pass of cross-attention, which the steps of a generation share.
+
+    transformers makes a mask anew for each step, so that it is compared by its values.
+    """
+    batch, queries, keys = given.sizes
+    if given.masks_pairs:
+        shape = batch, given.rule.heads, queries, keys
+        read = read_pairs(given.mask, given.name, shape, keys)
+        problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
+        return CrossingPass(given, read.real_keys(batch), problem)
+    real = real_keys(given, given.mask, keys)
+    of = given.settings, queries, given.mask is None
+    memory, keeps = given.attend.memory, real.is_cpu and not is_followed(real)
+    if keeps and memory.crossing is not None:
+        made_of, last, made = memory.crossing
+        if made_of == of and torch.equal(last, real):
+            return cast(Pass, made)
+    at, unpadded = slice(0, queries), given.mask is None
+    problem = problem_of(real, at, given.rule, BIDIRECTIONAL, unpadded=unpadded)
+    made = CrossingPass(given, real, problem)
+    if keeps:
+        memory.crossing = of, real.clone(), made  # real may be a user's mask
+    return made

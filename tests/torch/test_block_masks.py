@@ -231,18 +231,24 @@ def test_copies_of_a_mask() -> None:
     assert repr(kept) == "BlockMask(shape=(2, 4, 40, 70))"
 
 
-def test_a_module_takes_masks() -> None:
+@pytest.mark.parametrize("batch", [2, 20])  # 20: a batch of as many rows as tokens
+def test_a_module_takes_masks_and_padding_by_name(batch: int) -> None:
     attention = na.AlibiAttention(4, 32)
-    x = torch.randn(2, 20, 32)
-    mask = mask_of("half", (2, 1, 20, 20))
+    x = torch.randn(batch, 20, 32)
+    mask = mask_of("half", (batch, 1, 20, 20))
     mask[..., 0] = True
-    padding = torch.arange(20) < torch.tensor([[20], [12]])
-    of_pairs = padding[:, None, None].expand(2, 1, 20, 20)
-    torch.testing.assert_close(attention(x, x, x, of_pairs), attention(x, x, x, padding))
+    padding = torch.arange(20) < torch.arange(1, batch + 1)[:, None]
+    of_pairs = padding[:, None, None].expand(batch, 1, 20, 20)
+    same = partial(torch.testing.assert_close, rtol=0, atol=0)
+    same(attention(x, x, x, na.BlockMask(mask)), attention(x, x, x, mask))
     torch.testing.assert_close(
-        attention(x, x, x, na.BlockMask(mask)), attention(x, x, x, mask), rtol=0, atol=0
+        attention(x, x, x, of_pairs), attention(x, x, x, key_padding_mask=padding)
     )
-    assert not torch.allclose(attention(x, x, x, mask), attention(x, x, x))
+    both = attention(x, x, x, mask, padding)
+    torch.testing.assert_close(attention(x, x, x, mask & of_pairs), both)
+    with pytest.raises(ValueError, match="pass padding as key_padding_mask, and pairs"):
+        attention(x, x, x, padding)
+    same(attention(x, x, x, mask[0, 0][None, None]), attention(x, x, x, mask[:1]))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +258,12 @@ def test_a_module_takes_masks() -> None:
         (mask_of().int(), TypeError, "mask must be boolean, .* got int32: pass mask != 0"),
         (mask_of()[:, :, :9], ValueError, r"mask must have shape .* got \(2, 4, 9, 70\)"),
         (mask_of()[:, :3], ValueError, r"mask must have shape .* \(2 or 1, 4 or 1, 40, 70\)"),
-        (mask_of()[0], ValueError, r"mask must have shape .*, got \(4, 40, 70\)"),
+        (mask_of()[0], ValueError, r"mask must have shape .*, got \(4, 40, 70\)$"),
+        (
+            mask_of()[0, 0],
+            ValueError,
+            r"got \(40, 70\): pass padding as key_padding_mask, and pairs",
+        ),
         (mask_of().numpy(), TypeError, "mask must be a torch tensor as query, got ndarray"),
         (na.BlockMask(mask_of().numpy()), TypeError, "mask must be a torch tensor as query"),
         (mask_of().to("meta"), ValueError, "mask must be on query's device cpu, got meta"),

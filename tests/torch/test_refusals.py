@@ -66,8 +66,14 @@ BAD_INPUTS: list[tuple[Callable[..., Any], type[Exception], str]] = [
         ValueError,
         r"v must have k's shape \(2, 33, 48\), got",
     ),
-    (lambda *x: (*x, MASK[:, 1:]), ValueError, r"mask must have shape .* \(2, 33\), .* \(2, 32\)"),
-    (lambda *x: (*x, MASK.tolist()), TypeError, "mask must be None, a torch tensor, .*, got"),
+    (
+        lambda *x: (*x, None, MASK[:, 1:]),
+        ValueError,
+        r"key_padding_mask must have shape .* \(2, 33\), got \(2, 32\)",
+    ),
+    (lambda *x: (*x, MASK), ValueError, r"mask must have shape .* \(2, 33\): pass padding as key_"),
+    (lambda *x: (*x, MASK.tolist()), TypeError, "mask must be None, a BlockMask or a boolean"),
+    (lambda *x: (*x, None, MASK.tolist()), TypeError, "key_padding_mask must be a NumPy array or"),
 ]
 
 

@@ -64,17 +64,20 @@ class BlockMask:
                 "mask must be None, a BlockMask or a boolean array or tensor, got "
                 f"{_checks.briefly(mask)}"
             )
+        if mask.ndim != 4:
+            advice = (
+                ": pass padding as key_padding_mask, and pairs (queries, keys) as mask[None, None]"
+            )
+            raise ValueError(
+                "mask must have shape (batch or 1, heads or 1, queries, keys), got "
+                f"{tuple(mask.shape)}{advice if mask.ndim == 2 else ''}"
+            )
         dtype = _arrays.dtype_name(mask.dtype)
         if dtype != "bool":
             floating = dtype.startswith(("float", "bfloat"))
             advice = "pass an array to add as bias" if floating else "pass mask != 0"
             raise TypeError(
                 f"mask must be boolean, True where a query may see a key, got {dtype}: {advice}"
-            )
-        if mask.ndim != 4:
-            raise ValueError(
-                "mask must have shape (batch or 1, heads or 1, queries, keys), got "
-                f"{tuple(mask.shape)}"
             )
         self.mask = self.operand = mask
         self._bits: tuple[int | None, _core.BlockMask] | None = None

@@ -43,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"slopes": 1.0, "bias": DENSE}, ValueError, "bias must be None when slopes is given"),
     ({"bias": "alibi"}, TypeError, "bias must be None, a bias object, .*, got 'alibi'"),
     ({"bias": na.ALiBi(4)}, ValueError, "bias must have query's 6 heads, got ALiBi"),
-    ({"bias": na.ALiBi(6)}, ValueError, "causal must be True for a bias of causal sides"),
+    ({"bias": na.ALiBi(6)}, ValueError, "bias must cover both sides"),
     ({"dropout": 1.5}, ValueError, "dropout must be at most 1, got 1.5"),
 ]
 

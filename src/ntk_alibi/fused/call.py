@@ -241,7 +241,10 @@ def checked_call(
         if rotary.head_dim != query.shape[3]:
             raise ValueError(f"rotary must have query's head_dim {query.shape[3]}, got {rotary!r}")
         if rotary.decays and problem.mask.sees_ahead:
-            raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
+            raise ValueError(
+                "causal must be True, which hides all keys ahead, with XPOS, which grows there, "
+                f"got {rotary!r}"
+            )
     mask, at_queries, at_keys = (
         options["key_padding_mask"], options["query_positions"], options["key_positions"],
     )  # fmt: skip

@@ -190,8 +190,6 @@ def attention_input(name: str, value: Any) -> None:
     check_plain(name, value)
     array(name, value)
     _check_four_axes(name, value.shape)
-    if getattr(value, "is_nested", False):
-        raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
 
 
 def attention_inputs(query: Any, key: Any, value: Any) -> None:
@@ -267,18 +265,24 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = 
 def check_plain(name: str, value: Any) -> None:
     """Refuse arrays and tensors whose memory does not hold their values.
 
-    These are NumPy's masked arrays, tensors whose class overrides torch's operations, such as
-    DTensors, and what stands for a tensor in torch.fx.
+    These are masked arrays of NumPy and torch, nested tensors, other tensors whose class overrides
+    torch's operations, such as DTensors, and what stands for a tensor in torch.fx.
     """
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} must not be a masked array, whose mask would be lost: pass {name}.filled(...)"
-        )
+        _refuse_masked(name, f"{name}.filled(...)")
     if _torch_state.is_proxy(value):
         _torch_state.refuse_tracer(name)
     if not _arrays.is_tensor(value):
         return
     torch = sys.modules["torch"]
+    if value.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, got a nested one: pad its rows, as "
+            f"{name}.to_padded_tensor(0) does, and pass key_padding_mask, or put them one after "
+            "another into one row, and pass segment_ids"
+        )
+    if hasattr(value, "get_mask"):  # a MaskedTensor
+        _refuse_masked(name, f"{name}.get_data()")
     wraps = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if wraps and not _torch_state.is_tracing():  # which reads no memory
         raise TypeError(
@@ -287,6 +291,23 @@ def check_plain(name: str, value: Any) -> None:
         )
     if value.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
+
+
+def _refuse_masked(name: str, unmasked: str) -> NoReturn:
+    raise TypeError(
+        f"{name} must not be masked, since its mask would be lost: pass {unmasked}, and what it "
+        "hides as key_padding_mask or mask"
+    )
+
+
+def check_no_block_mask(name: str, mask: Any) -> None:
+    """Refuse a mask of pairs of torch's FlexAttention, which knows of all of them a function."""
+    if hasattr(mask, "mask_mod"):
+        raise TypeError(
+            f"{name} must hold a boolean for each pair, got torch's BlockMask: pass "
+            f"create_mask({name}.mask_mod, B, H, Q_LEN, KV_LEN, device), which is beside it in "
+            "torch.nn.attention.flex_attention"
+        )
 
 
 def check_no_context_parallel() -> None:

@@ -59,6 +59,7 @@ class BlockMask:
 
     def __init__(self, mask: Any) -> None:
         _checks.check_plain("mask", mask)
+        _checks.check_no_block_mask("mask", mask)
         if not _arrays.is_array(mask):
             raise TypeError(
                 "mask must be None, a BlockMask or a boolean array or tensor, got "

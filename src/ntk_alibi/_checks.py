@@ -340,7 +340,8 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, backend: Backend) -> Non
         raise TypeError(f"out must be in native byte order, got {value.dtype}")
     if not backend.can_write(value):
         raise ValueError(
-            "out must be contiguous, aligned, writable, in main memory and not require grad"
+            "out must be contiguous, aligned, writable, in main memory, and not require grad or be "
+            "a negated view"
         )
 
 

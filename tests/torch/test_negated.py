@@ -85,5 +85,5 @@ def test_a_negated_view_is_no_buffer() -> None:
         lambda out: na.ALiBi(2).tensor(5, 8, out=out),
         lambda out: na.merge([KEY, KEY], [LOG, LOG], out=(out, LOG.clone())),
     ):
-        with pytest.raises(ValueError, match="out must be .* or be a negated view"):
+        with pytest.raises(ValueError, match=r"out must be .* or be a negated view"):
             call(pending(QUERY))

@@ -52,7 +52,7 @@ class Mask(NamedTuple):
             if not causal:
                 raise ValueError(
                     "causal must be True, which hides all keys ahead, with causal_block, got "
-                    f"causal_block={causal_block!r}"
+                    f"causal_block={_checks.briefly(causal_block)}"
                 )
             causal_block = _checks.integer("causal_block", causal_block, minimum=1)
         return cls(causal, window, causal_block, _checks.integer("sink", sink, minimum=0))

@@ -129,12 +129,11 @@ class AlibiAttention(nn.Module):
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)
-        # An array, and the bias of a module, are checked in forward, which knows the lengths.
-        if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
-            if hasattr(bias, "kernel_bias"):
-                check_fits(bias, heads, causal=self.causal)
-            elif bias is not None:
-                check_dense(bias)
+        # The shape of an array, and the bias of a module, are checked in forward.
+        if hasattr(bias, "kernel_bias") and not isinstance(bias, type):
+            check_fits(bias, heads, causal=self.causal)
+        elif bias is not None and not isinstance(bias, nn.Module):
+            check_dense(bias)
         self.bias, self.scaling, self.dropout = bias, scaling, dropout
         self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align
@@ -244,5 +243,5 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
     if isinstance(slopes, list | tuple | np.ndarray):
         array = _checks.as_float32("slopes", per_head("slopes", slopes, heads))
         return FixedSlopes(torch.tensor(array))
-    slope = _checks.finite("slopes", slopes, minimum=0.0)
-    return FixedSlopes(torch.full((heads,), slope, dtype=torch.float32))
+    slope = _checks.as_float32("slopes", _checks.finite("slopes", slopes, minimum=0.0))
+    return FixedSlopes(torch.full((heads,), float(slope), dtype=torch.float32))

@@ -87,7 +87,7 @@ endef
 # The C++ tests with g++'s sanitizers of memory, undefined behaviour and threads; then the Python tests
 # of biases and kernels, and ten thousand cases of the fuzzer, on a module built with the first two.
 SANITIZED := build/sanitize
-SANITIZED_TESTS := tests/biases tests/fused tests/test_runtime.py
+SANITIZED_TESTS := tests/biases tests/fused tests/test_core.py tests/test_runtime.py
 SANITIZED_PYTHON := ASAN_OPTIONS=detect_leaks=0 \
   LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
   $(SANITIZED)/venv/bin/python

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,22 @@ NO_HEADS = (
     object(),
 )
 
+
+def _nested() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its interface may change
+        return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+
+
+#: Values beyond every range, texts that cannot be written, and what describes itself in lines.
+HOSTILE: tuple[Any, ...] = (
+    10**400, -(10**400), 10**5000, Fraction(10**400), Decimal("1e400"), 1e39, -1e39, 1e308, 1e-320,
+    np.longdouble("1e4000"), "\ud800", "two\nlines", "long " * 1000, [10**400], [1e39] * 4,
+    torch.nn.Sequential(torch.nn.Linear(1, 1)), [np.ones((2, 2))], np.array(["a\nb"] * 4),
+    _nested(), torch.nn.Linear,
+    {"a": np.ones((2, 2))}, np.full((2, 4, 3, 8), 1e39), np.full(4, 1e39), np.float64(1e39),
+)  # fmt: skip
+
 #: Anything that somebody might pass.
 ANYTHING: tuple[Any, ...] = (
     None, True, False, 0, -1, 1.5, np.nan, np.inf, -0.0, 10**30, 1j, "text", "", b"bytes", [], [1],
@@ -68,5 +86,5 @@ ANYTHING: tuple[Any, ...] = (
     np.array(["2020"], "datetime64[D]"), np.zeros(2, [("a", float)]), np.ma.masked,
     torch.ones(3), torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool),
     torch.ones(3, device="meta"), torch.ones(2, 3).to_sparse(), torch.float32, np.float32,
-    torch.tensor(1.0, requires_grad=True), torch.ones(3, dtype=torch.complex64),
+    torch.tensor(1.0, requires_grad=True), torch.ones(3, dtype=torch.complex64), *HOSTILE,
 )  # fmt: skip

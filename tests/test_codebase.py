@@ -23,7 +23,8 @@ PACKAGE = ROOT / "src/ntk_alibi"
 #: name. A module imports from its own layer and from lower ones only.
 PYTHON_LAYERS = [
     ["_core", "_installed"],
-    ["_arrays", "_backends", "_torch_state", "_checks", "_files", "_runtime", "_repr_png"],
+    ["_arrays", "_backends", "_torch_state", "_checks", "_names"],
+    ["_files", "_runtime", "_repr_png"],
     ["masks", "scaling", "reference"],
     ["biases", "positions", "precision", "torch.merging"],
     ["fused", "methods"],

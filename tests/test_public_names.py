@@ -70,7 +70,7 @@ ALiBi(num_heads, scaling=None, *, sides='causal', slopes=None, exempt=0)
 ALiBi.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 AlibiAttention(num_heads, embed_dim, slopes=None, *, bias=None, causal=False, scaling=None,
     num_kv_heads=None, window=None, align='end', dropout=0.0, generator=None)
-AlibiAttention.forward(q, k, v, mask=None)
+AlibiAttention.forward(q, k, v, mask=None, key_padding_mask=None)
 BiALiBi(first, left, right)
 BiALiBi.tensor(query_length, key_length, dtype=None, lengths=None, out=None)
 DistanceFunction(function, num_heads)

@@ -9,12 +9,12 @@
 
 #include "core/attention.h"
 #include "core/block_mask.h"
+#include "core/constants.h"
 #include "core/slopes.h"
 
 namespace ntk_alibi {
 namespace {
 
-constexpr std::int64_t greatest_head_dim = 256;
 constexpr std::int64_t greatest_length = int32_max;
 constexpr std::int64_t greatest_head_count = 1 << 20;  // of alibi_slopes, which allocates them
 

@@ -1,5 +1,6 @@
-// The table of contents of ntk_alibi._core. The Python package validates all arguments before it
-// calls; an exception from here is a bug there.
+// The table of contents of ntk_alibi._core. The Python package checks all arguments before it
+// calls; an exception from here is a bug there. Wrong types, axes and sizes get one all the same,
+// so that no program that imports this module is ended by them.
 #include "bindings/pybind.h"
 
 // Python without a GIL turns it on when it imports this module, which does not declare otherwise.
@@ -9,7 +10,9 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   ntk_alibi::register_runtime(module);
   ntk_alibi::register_bias(module);
   ntk_alibi::register_attention_bias(module);
+  ntk_alibi::register_dropout(module);
   ntk_alibi::register_attention(module);
+  ntk_alibi::register_merge(module);
 }
 
 // Python calls this at import. The main thread, threads and the ISA belong to the process, and

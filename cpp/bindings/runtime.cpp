@@ -1,5 +1,6 @@
 // Instruction sets and threads.
 #include <atomic>
+#include <string>
 
 #include "bindings/pybind.h"
 #include "core/cancellation.h"
@@ -25,6 +26,14 @@ void bind_after_fork_in_child() {
   after_fork_in_child();
 }
 
+void bind_set_num_threads(int threads) {
+  constexpr int most = 4096;
+  if (threads < 0 || threads > most)
+    throw py::value_error("threads must be between 0 and " + std::to_string(most) + ", got " +
+                          std::to_string(threads));
+  set_num_threads(threads);
+}
+
 }  // namespace
 
 void register_runtime(py::module_& module) {
@@ -36,7 +45,7 @@ void register_runtime(py::module_& module) {
   module.def("select_isa", &select_isa, py::arg("name"));
   module.def("cpu_vendor", &cpu_vendor);
   module.def("num_threads", &num_threads);
-  module.def("set_num_threads", &set_num_threads, py::arg("threads"));
+  module.def("set_num_threads", &bind_set_num_threads, py::arg("threads"));
   module.def("after_fork_in_child", &bind_after_fork_in_child);
   module.def("forked", &forked);
 }

@@ -13,4 +13,7 @@ constexpr double log2_e = 1.44269504088896340736;
 constexpr std::int32_t int32_min = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t int32_max = std::numeric_limits<std::int32_t>::max();
 
+// Scratch memory and bounds of rounding errors are made for so many channels of a head.
+constexpr std::int64_t greatest_head_dim = 256;
+
 }  // namespace ntk_alibi

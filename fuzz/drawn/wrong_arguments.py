@@ -86,6 +86,8 @@ def _attention() -> Function:
         "key_norms": ("x", 3, na.KeyNorms, na.KeyNorms()),
         "dropout": (*NO_NUMBER, 1.5, -0.5, None),
         "seed": ("x", 0.5, -1, 2**64),
+        "return_logsumexp": NO_BOOLEAN,
+        "return_stats": NO_BOOLEAN,
     }  # fmt: skip
     also: dict[str, tuple[str, ...]] = {
         "bias": ("table", "log_gates", "slopes"),
@@ -152,7 +154,7 @@ def _biases() -> list[Function]:
         }),
         Function("DistanceFunction", na.DistanceFunction, {"function": np.abs, "num_heads": 4}, {
             "function": ("x", None, 3, _none, _wrong_shape, _nan), "num_heads": NO_COUNT,
-        }),
+        }, {"function": ("linear", "Linear")}),  # a function's own errors
         Function("ForgetGates", na.ForgetGates, {"log_gates": -ones(2, 4, 3)}, {
             "log_gates": (
                 "x", None, 3, four, ones(2, 4, 3), -ones(2, 0, 3), np.ones((2, 4, 3), complex),
@@ -252,6 +254,31 @@ def _results() -> list[Function]:
             "lengths": (*lengths, None),
             "rule": NO_CHOICE,
         }),
+        Function("alibi_slopes of NTK", na.alibi_slopes, {"num_heads": 4, "scaling": na.NTK(2.0)}, {
+            "lengths": lengths,
+        }),
+        Function("BlockMask", na.BlockMask, {"mask": np.ones((1, 1, 3, 3), bool)}, {
+            "mask": (
+                None, "x", np.ones((3, 3), bool), np.ones((1, 1, 3, 3), int), np.bool_(1),
+                [[[[True]]]], ones(1, 1, 3, 3), object(),
+            ),
+        }),
+        Function("QuantizedRows", na.QuantizedRows, {
+            "numbers": np.ones((1, 2, 3, 4), np.int8),  # codespell:ignore
+            "scales": ones(1, 2, 3),
+        }, {
+            "numbers": (*NO_ARRAY, np.ones((1, 2, 2, 4), np.int8)),  # codespell:ignore
+            "scales": (None, "x", 3, ones(1, 2), np.ones((1, 2, 3)), torch.ones(1, 2, 3)),
+        }, {"numbers": ("scales",)}),  # codespell:ignore
+        Function("QuantizedRows.of", na.QuantizedRows.of, {"x": ones(1, 2, 3, 4)}, {"x": NO_ARRAY}),
+        Function("segment_ids_from_cu_seqlens", na.segment_ids_from_cu_seqlens, {
+            "cu_seqlens": np.array([0, 2, 5]),
+        }, {
+            "cu_seqlens": (
+                None, "x", 3, [], [0.0, 2.0], [1, 2], [0, 3, 2], np.ones((2, 2), int), object(),
+                np.array([True]), np.ma.masked_array([0, 1]),
+            ),
+        }),
         Function("build_alibi_tensor", na.build_alibi_tensor, {
             "attention_mask": mask, "num_heads": 4, "dtype": np.float32,
         }, {
@@ -271,4 +298,67 @@ def _results() -> list[Function]:
     ]  # fmt: skip
 
 
-FUNCTIONS = [_attention(), _gradients(), *_biases(), *_scalings(), *_positions(), *_results()]
+def _modules() -> list[Function]:
+    module: dict[str, Any] = {"num_heads": 4, "embed_dim": 8}
+    attend, x = na.AlibiAttention(**module), torch.ones(2, 3, 8)
+    no_rows = (None, "x", 3, np.ones((2, 3, 8)), x[0], x[..., 1:], x[:1])
+    return [
+        Function("AlibiAttention", na.AlibiAttention, module, {
+            "num_heads": (*NO_COUNT, 3), "embed_dim": (*NO_COUNT, 3, 9, 4 * 257),
+            "slopes": (
+                "x", object(), -1.0, 1e39, np.nan, True, ones(3), [0.5] * 3, torch.ones(2, 4),
+                torch.ones(4, dtype=torch.int64), na.NTK(2.0),
+            ),
+            "bias": (
+                "x", 3, object(), na.ALiBi, na.ALiBi(4), na.ALiBi(3, sides="symmetric"), [1.0],
+                np.ndarray, np.ones((3, 3), int), na.NTK(2.0),
+            ),
+            "causal": NO_BOOLEAN, "scaling": NO_SCALING, "num_kv_heads": (*NO_INTEGER, 0, 3),
+            "window": (*NO_INTEGER, 0), "align": NO_CHOICE,
+            "dropout": (*NO_NUMBER, 1.5, -0.5, None),
+        }),
+        Function("AlibiAttention.forward", attend, {"q": x, "k": x, "v": x}, {
+            "q": no_rows, "k": (*no_rows, torch.ones(2, 0, 9)), "v": no_rows,
+            "mask": ("x", True, object(), na.BlockMask, torch.ones(2, 3), torch.ones(1, 1, 3, 3)),
+            "key_padding_mask": NO_MASK,
+        }, {"q": ("k",), "k": ("v",)}),
+    ]  # fmt: skip
+
+
+def _precision() -> list[Function]:
+    dtypes = (np.int32, "x", None, 3, object(), torch.int32, complex, ones(3), torch.ones(3))
+    both: Any = na.precision
+    vectors = {"query": ones(1, 4), "key": ones(3, 4)}
+    return [
+        Function("rounded", both.rounded, {
+            "numbers": ones(3), "dtype": "float16",  # codespell:ignore
+        }, {
+            "numbers": ("x", None, object(), [[1.0], [1.0, 2.0]]),  # codespell:ignore
+            "dtype": dtypes,
+        }),
+        *(
+            Function(function.__name__, function, {"dtype": "float16", "window": 9}, {
+                "dtype": dtypes, "window": NO_COUNT,
+            })
+            for function in (both.exact_fraction, both.collisions)
+        ),
+        Function("softmax_error", both.softmax_error, {
+            **vectors, "slope": 0.5, "dtype": "float16", "form": "absolute",
+        }, {
+            "query": ("x", None, object(), ones(4), ones(1, 3), ones(4, 4)),
+            "key": ("x", None, object(), ones(4), ones(3, 3), ones(0, 4)),
+            "slope": (*NO_NUMBER, -1.0), "dtype": dtypes, "form": NO_CHOICE,
+        }, {"key": ("query",)}),
+        Function("rope_tables", both.rope_tables, {
+            "length": 3, "head_dim": 4, "dtype": "float16", "repaired": True,
+        }, {
+            "length": NO_COUNT, "head_dim": (*NO_COUNT, 3), "dtype": dtypes,
+            "base": (*NO_NUMBER, 1.0), "repaired": NO_BOOLEAN,
+        }),
+    ]  # fmt: skip
+
+
+FUNCTIONS = [
+    _attention(), _gradients(), *_biases(), *_scalings(), *_positions(), *_results(), *_modules(),
+    *_precision(),
+]  # fmt: skip

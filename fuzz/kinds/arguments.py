@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import torch
 
 import ntk_alibi as na
@@ -13,6 +12,10 @@ from fuzz.compare import WrongError
 from fuzz.draw import Draw
 from fuzz.drawn.wrong_arguments import FUNCTIONS, Function
 from fuzz.wrong_values import ANYTHING
+from ntk_alibi._checks import briefly
+
+#: The most characters of a message, which is a line of text.
+LONGEST = 500
 
 #: Anything that somebody might pass.
 VALUES = (*ANYTHING, na.NTK(2.0), na.ALiBi(4), na.RoPE(8), na.KeyNorms())
@@ -48,6 +51,8 @@ def _call(draw: Draw, function: Function, argument: str, value: Any) -> bool:
         if not re.search(rf"\b({names})\b", str(error)):
             text = _text(function, argument, value)
             raise WrongError(f"{text} is refused without its name: {error!r}") from error
+        if not str(error).isprintable() or len(str(error)) > LONGEST:
+            raise WrongError(f"{_text(function, argument, value)} gets {error!r}") from error
         return True
     except Exception as error:
         raise WrongError(f"{_text(function, argument, value)} raises {error!r}") from error
@@ -57,7 +62,4 @@ def _call(draw: Draw, function: Function, argument: str, value: Any) -> bool:
 
 
 def _text(function: Function, argument: str, value: Any) -> str:
-    kind = type(value).__name__
-    array = isinstance(value, np.ndarray | torch.Tensor)
-    detail = f" {value.dtype} {tuple(value.shape)}" if array else ""
-    return f"{function.name}({argument}=<{kind}{detail}> {str(value)[:60]!r})"
+    return f"{function.name}({argument}={briefly(value)} {getattr(value, 'dtype', '')})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ntk_alibi import _installed  # first, since it loads the core that others import
 
 # isort: split
-from ntk_alibi import _checks, _runtime
+from ntk_alibi import _names, _runtime
 from ntk_alibi._core import __version__
 from ntk_alibi._runtime import info, set_num_threads
 from ntk_alibi.biases.alibi import ALiBi
@@ -122,7 +122,7 @@ def __getattr__(name: str) -> Any:
         elif find_spec(f"{__name__}.{name}") is not None:
             advice = f": import {__name__}.{name}"
         else:
-            advice = _checks.did_you_mean(name, __all__)
+            advice = _names.did_you_mean(name, __all__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
     extra = "torch" if _LAZY[name].startswith("ntk_alibi.torch.") else "transformers"
     with _installed.needed_by(name, extra):

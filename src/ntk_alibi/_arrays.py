@@ -108,7 +108,7 @@ def find_memory(query: Any, key: Any, value: Any) -> CallMemory | None:
             bits = torch.int16
             query, key, value = query.view(bits), key.view(bits), value.view(bits)
         memory = query.numpy(), key.numpy(), value.numpy()
-    except (RuntimeError, TypeError):  # it is not dense, or elsewhere, or requires grad
+    except (RuntimeError, TypeError):  # it is not dense, or elsewhere, requires grad or is negated
         return None
     written = np.empty(memory[0].shape, memory[0].dtype)
     made = torch.from_numpy(written)
@@ -154,7 +154,20 @@ def to_numpy(value: Any) -> NDArray[Any]:
     parameter = torch.nn.Parameter
     if isinstance(value, parameter) or isinstance(value._base, parameter):
         tensor = tensor.clone()  # FSDP could not free memory that NumPy has seen
-    return tensor.numpy()  # type: ignore[no-any-return]
+    return memory_of(tensor)
+
+
+def memory_of(tensor: Any) -> NDArray[Any]:
+    """Return the memory of a tensor as a NumPy array, of bfloat16 as 16-bit integers.
+
+    It is a copy where a negation or a conjugation is pending, which torch keeps as a bit.
+    """
+    torch = sys.modules["torch"]
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    bits: NDArray[Any] = (
+        plain.view(torch.int16) if plain.dtype is torch.bfloat16 else plain
+    ).numpy()
+    return bits
 
 
 def without_wrappers(tensor: Any) -> Any:

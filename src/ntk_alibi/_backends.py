@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _installed
-from ntk_alibi._arrays import Array, dtype_name, is_tensor, to_numpy
+from ntk_alibi._arrays import Array, dtype_name, is_tensor, memory_of, to_numpy
 
 
 class NumpyBackend:
@@ -134,21 +134,19 @@ class TorchBackend:
         return [self.xp.searchsorted(ordered, bound.contiguous()) for bound in bounds]
 
     def storage(self, array: Any) -> NDArray[Any]:
-        torch = self.xp
-        bits = array.detach().view(torch.int16) if array.dtype is torch.bfloat16 else array
-        memory: NDArray[Any]
-        try:
-            memory = bits.numpy()
-        except RuntimeError:  # it requires grad, or its conjugation or negation is still pending
-            memory = bits.detach().resolve_conj().resolve_neg().numpy()
-        return memory
+        return memory_of(array)
 
     def on_memory(self, memory: NDArray[Any], dtype: str) -> Any:
         tensor = self.xp.from_numpy(memory)
         return tensor.view(self.xp.bfloat16) if dtype == "bfloat16" else tensor
 
     def can_write(self, array: Any) -> bool:
-        return array.is_cpu and array.is_contiguous() and not array.requires_grad
+        return (
+            array.is_cpu
+            and array.is_contiguous()
+            and not array.requires_grad
+            and not array.is_neg()
+        )
 
     def without_warnings(self) -> AbstractContextManager[Any]:
         return nullcontext()

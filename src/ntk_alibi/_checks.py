@@ -7,11 +7,10 @@ check their arguments once, before any work.
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -40,7 +39,7 @@ def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {briefly(value)}") from None
     if not minimum <= number <= maximum:
-        raise ValueError(f"{name} must be between {minimum} and {maximum}, got {number}")
+        raise ValueError(f"{name} must be between {minimum} and {maximum}, got {briefly(value)}")
     return number
 
 
@@ -51,6 +50,8 @@ def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool
         raise TypeError(f"{name} must be a number, got {briefly(value)}")
     try:
         number = float(value)
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
         raise TypeError(f"{name} must be a number, got {briefly(value)}") from None
     if not math.isfinite(number) or number < minimum or (number == minimum and not inclusive):
@@ -146,7 +147,7 @@ def keys(
     if missing or unknown:
         expected = ", ".join([*required, *(f"{key} (optional)" for key in optional)])
         wrong = [f"{key!r} is missing" for key in missing] + [
-            f"{key!r} is unknown" for key in unknown
+            f"{briefly(key)} is unknown" for key in unknown
         ]
         raise ValueError(f"{name} must have the keys {expected}; {'; '.join(wrong)}")
 
@@ -190,8 +191,6 @@ def attention_input(name: str, value: Any) -> None:
     check_plain(name, value)
     array(name, value)
     _check_four_axes(name, value.shape)
-    if getattr(value, "is_nested", False):
-        raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
 
 
 def attention_inputs(query: Any, key: Any, value: Any) -> None:
@@ -249,13 +248,15 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = 
     """Check that a floating dtype is allowed and return its name; `of` names its array."""
     argument = "dtype" if of is None else f"dtype of {of}"
     try:
-        name = "None" if value is None else _arrays.dtype_name(value)
-    except TypeError:
+        # NumPy takes an array for its dtype.
+        name = "None" if value is None or _arrays.is_array(value) else _arrays.dtype_name(value)
+    except (TypeError, ValueError):
         raise TypeError(
             f"{argument} must be a NumPy or torch dtype, got {briefly(value)}"
         ) from None
     if name not in allowed:
-        raise TypeError(f"{argument} must be one of {', '.join(allowed)}, got {name}")
+        got = briefly(value) if _arrays.is_array(value) else name
+        raise TypeError(f"{argument} must be one of {', '.join(allowed)}, got {got}")
     if not getattr(value, "isnative", True):
         raise TypeError(
             f"{argument} must be in native byte order, got {value}: pass "
@@ -267,18 +268,24 @@ def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = 
 def check_plain(name: str, value: Any) -> None:
     """Refuse arrays and tensors whose memory does not hold their values.
 
-    These are NumPy's masked arrays, tensors whose class overrides torch's operations, such as
-    DTensors, and what stands for a tensor in torch.fx.
+    These are masked arrays of NumPy and torch, nested tensors, other tensors whose class overrides
+    torch's operations, such as DTensors, and what stands for a tensor in torch.fx.
     """
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} must not be a masked array, whose mask would be lost: pass {name}.filled(...)"
-        )
+        _refuse_masked(name, f"{name}.filled(...)")
     if _torch_state.is_proxy(value):
         _torch_state.refuse_tracer(name)
     if not _arrays.is_tensor(value):
         return
     torch = sys.modules["torch"]
+    if value.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, got a nested one: pad its rows, as "
+            f"{name}.to_padded_tensor(0) does, and pass key_padding_mask, or put them one after "
+            "another into one row, and pass segment_ids"
+        )
+    if hasattr(value, "get_mask"):  # a MaskedTensor
+        _refuse_masked(name, f"{name}.get_data()")
     wraps = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if wraps and not _torch_state.is_tracing():  # which reads no memory
         raise TypeError(
@@ -287,6 +294,23 @@ def check_plain(name: str, value: Any) -> None:
         )
     if value.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, see {name}.to_dense(), got {value.layout}")
+
+
+def _refuse_masked(name: str, unmasked: str) -> NoReturn:
+    raise TypeError(
+        f"{name} must not be masked, since its mask would be lost: pass {unmasked}, and what it "
+        "hides as key_padding_mask or mask"
+    )
+
+
+def check_no_block_mask(name: str, mask: Any) -> None:
+    """Refuse a mask of pairs of torch's FlexAttention, which knows of all of them a function."""
+    if hasattr(mask, "mask_mod"):
+        raise TypeError(
+            f"{name} must hold a boolean for each pair, got torch's BlockMask: pass "
+            f"create_mask({name}.mask_mod, B, H, Q_LEN, KV_LEN, device), which is beside it in "
+            "torch.nn.attention.flex_attention"
+        )
 
 
 def check_no_context_parallel() -> None:
@@ -308,6 +332,7 @@ def check_no_context_parallel() -> None:
 
 def out(value: Any, shape: tuple[int, ...], dtype: str, backend: Backend) -> None:
     """Check the framework, shape, dtype and memory of a caller's buffer."""
+    check_plain("out", value)
     if not backend.holds(value):
         raise TypeError(f"out must be a {backend.kind}, got {type(value).__name__}")
     if tuple(value.shape) != shape or _arrays.dtype_name(value.dtype) != dtype:
@@ -319,7 +344,8 @@ def out(value: Any, shape: tuple[int, ...], dtype: str, backend: Backend) -> Non
         raise TypeError(f"out must be in native byte order, got {value.dtype}")
     if not backend.can_write(value):
         raise ValueError(
-            "out must be contiguous, aligned, writable, in main memory and not require grad"
+            "out must be contiguous, aligned, writable, in main memory, and not require grad or be "
+            "a negated view"
         )
 
 
@@ -359,27 +385,13 @@ LONGEST_REPR = 120
 
 
 def briefly(value: Any) -> str:
-    """Describe a wrong argument by its repr, or by its type and shape if the repr is long."""
-    shape = getattr(value, "shape", ())
-    if _arrays.is_array(value) and shape:
-        return f"a {type(value).__name__} of shape {tuple(shape)}"
-    text = repr(value)
-    short = len(text) <= LONGEST_REPR and "\n" not in text
-    return text if short else f"a {type(value).__name__}"
-
-
-#: The least similarity of names that are taken for each other; equal names have 1.
-SIMILARITY = 0.75
-
-
-def find_closest(name: str, names: Iterable[str], *, similarity: float = SIMILARITY) -> str | None:
-    """Return the one of names that is most similar to a name, or None if none is similar."""
-    in_lower_case = {other.lower(): other for other in names}
-    near = difflib.get_close_matches(name.lower(), in_lower_case, n=1, cutoff=similarity)
-    return in_lower_case[near[0]] if near else None
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the end of an error message, ": did you mean ...?", or ""."""
-    near = find_closest(name, names)
-    return "" if near is None else f": did you mean {near}?"
+    """Describe a wrong argument by its repr, or by its type and shape if that is no short line."""
+    kind = type(value).__name__
+    try:
+        shape = getattr(value, "shape", ())
+        if _arrays.is_array(value) and shape:
+            return f"a {kind} of shape {tuple(shape)}"
+        text = repr(value)
+    except Exception:  # a nested tensor has no shape, and a huge integer no digits
+        return f"a {kind}"
+    return text if len(text) <= LONGEST_REPR and text.isprintable() else f"a {kind}"

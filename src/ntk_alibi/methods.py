@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _names
 from ntk_alibi.positions.log_n import LogN
 from ntk_alibi.scaling import (
     DYNAMIC_TYPES,
@@ -239,7 +239,7 @@ def find_misspelled_settings(
         for name, value in vars(config).items()
         if value is not None
         and name not in known
-        and (name.startswith("alibi_") or _checks.find_closest(name, names, similarity=0.8))
+        and (name.startswith("alibi_") or _names.find_closest(name, names, similarity=0.8))
     ]
 
 
@@ -252,7 +252,7 @@ def _parse_parameters(name: str, kind: str, words: Sequence[str]) -> list[float]
     except ValueError:
         pass
     known = ", ".join(map(kind_spelling, _KINDS))
-    near = _checks.find_closest(kind, _KINDS, similarity=0.6)
+    near = _names.find_closest(kind, _KINDS, similarity=0.6)
     advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
     raise ValueError(f"method must be original or one of {known}, got {name!r}{advice}")
 

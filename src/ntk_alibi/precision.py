@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi._arrays import DTypeLike
+from ntk_alibi.biases.parameters import as_float64
 from ntk_alibi.positions.rotary import RoPE
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -65,7 +66,7 @@ def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
 
     Source: IEEE 754, roundTiesToEven.
     """
-    return _rounded(np.asarray(numbers, np.float64), _name(dtype))  # codespell:ignore
+    return _rounded(as_float64("numbers", numbers), _name(dtype))  # codespell:ignore
 
 
 def exact_fraction(dtype: DTypeLike, window: int) -> float:
@@ -222,7 +223,7 @@ def softmax_error(
         form: "absolute" or "relative", as for `alibi_row`.
 
     Returns:
-        (queries,) float64 in [0, 1].
+        (queries,) float64 in [0, 1]; 1 where the rounded bias is beyond the dtype's range.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -239,7 +240,7 @@ def softmax_error(
 
     Source: this package.
     """
-    query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
+    query, key = as_float64("query", query), as_float64("key", key)
     for name, array in (("query", query), ("key", key)):
         if array.ndim != 2:
             raise ValueError(f"{name} must have shape (length, head_dim), got {array.shape}")
@@ -248,14 +249,16 @@ def softmax_error(
             f"query must have key's head_dim and at most its length {key.shape}, got {query.shape}"
         )
     slope = _checks.finite("slope", slope, minimum=0.0)
+    _checks.as_float32("slope", slope)
     k = np.arange(len(key), dtype=np.float64)
     q = k[len(key) - len(query) :]
     scores = np.where(q[:, None] >= k, query @ key.T / math.sqrt(query.shape[1]), -np.inf)
-    exact, moved = (
-        _softmax(scores + _alibi(slope, q, k, name, form)) for name in ("float64", _name(dtype))
-    )
-    variation: Floats = 0.5 * np.abs(exact - moved).sum(axis=1)
-    return variation
+    with np.errstate(invalid="ignore"):
+        exact, moved = (
+            _softmax(scores + _alibi(slope, q, k, name, form)) for name in ("float64", _name(dtype))
+        )
+    variation = 0.5 * np.abs(exact - moved).sum(axis=1)
+    return np.where(np.isnan(variation), 1.0, variation)
 
 
 def rope_tables(

@@ -29,7 +29,11 @@ def main() -> None:
     server = xllamacpp.Server(params)
     answers = []
     for prompt in request["prompts"]:
-        tokens = prompt if isinstance(prompt, list) else tokens_of(server, prompt)
+        if isinstance(prompt, dict):  # the messages of a chat
+            answers.append(ask(server, "apply-template", prompt)["prompt"])
+            continue
+        text = {"content": prompt, "add_special": True, "parse_special": True}
+        tokens = prompt if isinstance(prompt, list) else ask(server, "tokenize", text)["tokens"]
         answer = server.handle_completions(
             {
                 "prompt": prompt,
@@ -56,17 +60,15 @@ def main() -> None:
     print(json.dumps(answers), flush=True)
 
 
-def tokens_of(server: Any, text: str) -> list[int]:
-    """Return llama.cpp's tokens of a text."""
-    content = {"content": text, "add_special": True, "parse_special": True}
+def ask(server: Any, what: str, content: dict[str, Any]) -> Any:
+    """Return what llama.cpp's server answers to content in JSON."""
     request = urllib.request.Request(
-        f"{server.listening_address}/tokenize",
+        f"{server.listening_address}/{what}",
         json.dumps(content).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as response:
-        tokens: list[int] = json.load(response)["tokens"]
-    return tokens
+        return json.load(response)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def complete(
 
     Args:
         path: the GGUF file.
-        prompts: the prompts.
+        prompts: the prompts, or chats, each a dict of messages, and of tools at times.
         new: the number of tokens of an answer.
         probabilities: the number of tokens whose log-probabilities are returned for each of them.
         forbidden: tokens that answers must not have. llama.cpp returns no probabilities for tokens
@@ -53,7 +53,7 @@ def complete(
 
     Returns:
         For each prompt a dict: "prompt" and "ids" are tokens, "text" is the answer, and "top" has
-        pairs of token and log-probability for each token of it.
+        pairs of token and log-probability for each token of it. For each chat its text.
     """
     request = {
         "path": str(path),
@@ -200,3 +200,35 @@ def test_added_tokens_that_overlap_give_a_warning(tmp_path: Path) -> None:
         na.export(model, tmp_path / "model.gguf", tokenizer=tokenizer)
     (answer,) = complete(tmp_path / "model.gguf", ["123"], new=1, probabilities=1)
     assert answer["prompt"] != tokenizer("123")["input_ids"]
+
+
+#: A turn of each message, and the beginning of the model's own.
+CHAT = (
+    "{% for message in messages %}<{{ message.role }}> {{ message.content }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("names", [(), ("default", "tool_use"), ("tool_use",)])
+def test_chats_have_the_template_of_the_tokenizer(names: tuple[str, ...], tmp_path: Path) -> None:
+    model, tokenizer = nano()
+    tokenizer.chat_template = {x: f"{x}: {CHAT}" for x in names} if names else CHAT
+    with pytest.warns(UserWarning, match="tokens that were added to the tokenizer overlap"):
+        na.export(model, tmp_path / "model.gguf", tokenizer=tokenizer)
+    chat: dict[str, Any] = {
+        "messages": [
+            {"role": "user", "content": "Is it day?"},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "Since when?"},
+        ]
+    }
+    tool = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
+    with_tools = {**chat, "tools": [{"type": "function", "function": tool}]}
+    asked = [with_tools] if names == ("tool_use",) else [chat, with_tools]
+    expected = [
+        tokenizer.apply_chat_template(
+            x["messages"], x.get("tools"), tokenize=False, add_generation_prompt=True
+        )
+        for x in asked
+    ]
+    assert complete(tmp_path / "model.gguf", asked) == expected

@@ -40,7 +40,7 @@ TWO = np.array([0, 0, 1, 1, 1])
          ValueError, "query_positions must be given for segments with more queries than keys, got"),
         ({"segment_ids": TWO, "key_norms": na.KeyNorms()}, ValueError,
          "key_norms must be None when segment_ids is given"),
-        ({"segment_ids": np.ma.masked_array(TWO)}, TypeError, "must not be a masked array"),
+        ({"segment_ids": np.ma.masked_array(TWO)}, TypeError, "must not be masked"),
     ],
 )  # fmt: skip
 def test_wrong_numbers_are_refused(options: Any, error: Any, message: str) -> None:

@@ -143,7 +143,7 @@ class Way:
     def refusal(self, case: Case) -> str | None:
         """Return the error message of this call with a bias that it does not support, else None."""
         if case.causal and not self.options.get("causal", True):
-            return "causal must be True for a bias of causal sides"
+            return "bias must cover both sides"
         placed = "query_positions" in self.options or "align" in self.options
         if case.at_the_end and placed:
             return "query_positions must be None and align 'end'"

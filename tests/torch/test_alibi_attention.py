@@ -149,14 +149,14 @@ def test_the_formula(name: str, options: str) -> None:
     bias = bias_of(attention).detach()
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
-            result = attention(*inputs(), mask=MASK)
+            result = attention(*inputs(), key_padding_mask=MASK)
         difference = (result.double() - plain(attention, inputs(), bias)).abs()
         assert difference.max() <= rounding(attention, inputs(), bias)
     wide = attention.double()
     expected = plain(wide, inputs(torch.float64), bias)
     # Slopes are float32; the standard slopes were rounded to it.
     allowed = UNIT * float(bias.abs().max()) * 8 + 1e-12
-    assert (wide(*inputs(torch.float64), mask=MASK) - expected).abs().max() <= allowed
+    assert (wide(*inputs(torch.float64), key_padding_mask=MASK) - expected).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 12])
@@ -180,7 +180,9 @@ def test_gradients_flow_into_slopes(name: str) -> None:
     weights = torch.randn(2, QUERIES, SIZE, generator=torch.Generator().manual_seed(2))
     expected = plain(attention, inputs(), bias_of(attention))
     theirs = torch.autograd.grad((expected * weights).sum(), sources)
-    mine = torch.autograd.grad((attention(*inputs(), mask=MASK) * weights).sum(), sources)
+    mine = torch.autograd.grad(
+        (attention(*inputs(), key_padding_mask=MASK) * weights).sum(), sources
+    )
     for a, b in zip(mine, theirs, strict=True):
         assert b.abs().max() > 0 or b.numel() == SIZE  # softmax is blind to the keys' bias
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()) + 1e-5)
@@ -251,7 +253,7 @@ def test_other_devices(name: str) -> None:
     arrays = [x.to("meta") for x in inputs()]
     for attention in (moved, made):
         assert {x.device.type for x in attention.state_dict().values()} == {"meta"}
-        output = attention(*arrays, mask=MASK.to("meta"))
+        output = attention(*arrays, key_padding_mask=MASK.to("meta"))
         assert output.device.type == "meta"
         assert output.shape == (2, QUERIES, SIZE)
 
@@ -269,12 +271,12 @@ def test_copies_say_the_same(name: str) -> None:
     arguments = STRATEGIES[name][0]
     attention = module(**arguments)
     with torch.no_grad():
-        expected = attention(*inputs(), mask=MASK)
+        expected = attention(*inputs(), key_padding_mask=MASK)
         other = module(**copy.deepcopy(arguments), seed=9)
         other.load_state_dict(attention.state_dict())
         for again in (other, copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
             assert again is not attention
-            assert torch.equal(again(*inputs(), mask=MASK), expected)
+            assert torch.equal(again(*inputs(), key_padding_mask=MASK), expected)
 
 
 class _Attended(torch.utils.data.Dataset[torch.Tensor]):
@@ -310,8 +312,8 @@ def test_compiled_in_one_graph(name: str) -> None:
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     arrays = inputs()
     sources = list(attention.parameters())
-    plain_gradients = torch.autograd.grad(attention(*arrays, mask=MASK).sum(), sources)
-    gradients = torch.autograd.grad(compiled(*arrays, mask=MASK).sum(), sources)
+    plain_gradients = torch.autograd.grad(attention(*arrays, key_padding_mask=MASK).sum(), sources)
+    gradients = torch.autograd.grad(compiled(*arrays, key_padding_mask=MASK).sum(), sources)
     for a, b in zip(gradients, plain_gradients, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -326,7 +328,7 @@ def test_dynamic_scalings_are_no_constants_of_a_graph() -> None:
 def test_autocast() -> None:
     attention = module("learned")
     with torch.autocast("cpu", torch.bfloat16):
-        output = attention(*inputs(), mask=MASK)
+        output = attention(*inputs(), key_padding_mask=MASK)
     assert output.dtype == torch.bfloat16
     output.float().sum().backward()
     for parameter in attention.parameters():
@@ -347,7 +349,7 @@ def test_in_place_of_multihead_attention() -> None:
         }
     )
     expected, _ = theirs(*inputs(), key_padding_mask=~MASK)
-    difference = (attention(*inputs(), mask=MASK) - expected).abs().max()
+    difference = (attention(*inputs(), key_padding_mask=MASK) - expected).abs().max()
     assert difference <= 2 * rounding(attention, inputs(), torch.zeros(1))
 
 

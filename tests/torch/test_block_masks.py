@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,80 @@ def test_a_kept_mask_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(attend(*sources, mask=mask), before)
 
 
+#: Tensors over memory that an older mask read, with other values by now.
+OVER_MEMORY = {
+    "from_numpy": lambda memory, _: torch.from_numpy(memory),
+    "dlpack": lambda memory, _: torch.from_dlpack(memory),
+    "data": lambda _, older: older.data,
+    "set_": lambda _, older: torch.empty(0, dtype=torch.bool).set_(older),
+    "the same": lambda _, older: older,
+}
+
+
+def recorded_by_vmap(*inputs: torch.Tensor, mask: Any) -> torch.Tensor:
+    return torch.func.vmap(partial(attend, mask=mask))(*(x[None] for x in inputs))[0]
+
+
+@pytest.mark.parametrize("over", OVER_MEMORY)
+def test_a_mask_over_memory_of_an_older_one_has_its_own_bits(over: str) -> None:
+    """Masks are found again by their object, not by the address and the version of their memory."""
+    sources, memory = tensors(grad=True), mask_of("half").numpy().copy()
+    older = torch.from_numpy(memory)
+    kept = na.BlockMask(older)
+    attend(*sources, mask=kept).sum().backward()
+    memory[...] = mask_of("empty rows").numpy()  # of which torch's version says nothing
+    expected = attend(*sources, mask=mask_of("empty rows"))
+    gradient = torch.autograd.grad(expected.square().sum(), sources[0])[0]
+    new = OVER_MEMORY[over](memory, older)
+    for given in (new, na.BlockMask(new)):
+        output = attend(*sources, mask=given)
+        torch.testing.assert_close(output, expected, rtol=0, atol=0)
+        found = torch.autograd.grad(output.square().sum(), sources[0])[0]
+        torch.testing.assert_close(found, gradient, rtol=0, atol=0)
+        mapped = recorded_by_vmap(*sources, mask=given)
+        torch.testing.assert_close(mapped, expected, rtol=0, atol=0)
+    assert kept.shape == SHAPE  # which was alive until here
+
+
+@pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
+def test_compiled_code_reads_a_new_mask_over_old_memory() -> None:
+    sources, memory = tensors(grad=True), mask_of("half").numpy().copy()
+    compiled: Any = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    masks = []
+    for kind in ("half", "empty rows"):
+        memory[...] = mask_of(kind).numpy()  # type: ignore[arg-type]
+        masks += [torch.from_numpy(memory), na.BlockMask(torch.from_numpy(memory))]
+        for given in masks[-2:]:
+            expected = attend(*sources, mask=mask_of(kind))
+            torch.testing.assert_close(compiled(*sources, mask=given), expected, rtol=0, atol=0)
+    torch.compiler.reset()
+
+
+def test_freed_memory_is_not_taken_for_the_mask_that_was_there() -> None:
+    sources, masks = tensors(grad=True), []
+    for seed in range(8):
+        mask = mask_of(seed=seed).clone()
+        masks.append(na.BlockMask(mask))
+        assert_own_bits(sources, mask, masks[-1])
+        mask.data = mask.new_empty(0)  # frees the memory, unless the mask holds it
+
+
+def assert_own_bits(sources: list[torch.Tensor], mask: torch.Tensor, given: Any) -> None:
+    with torch.no_grad():
+        expected = attend(*sources, mask=mask.clone())
+    torch.testing.assert_close(attend(*sources, mask=given).detach(), expected, rtol=0, atol=0)
+
+
+def test_a_kept_mask_sees_what_torch_changes() -> None:
+    sources, mask = tensors(grad=True), mask_of()
+    kept = na.BlockMask(mask)
+    for _ in range(2):
+        with torch.no_grad():
+            assert_own_bits(sources, mask, kept)
+        assert_own_bits(sources, mask, kept)
+        mask.logical_not_()
+
+
 def test_a_mask_that_changes_before_the_backward_pass_is_refused() -> None:
     sources, mask = tensors(grad=True), mask_of()
     output = attend(*sources, mask=mask)
@@ -156,18 +231,24 @@ def test_copies_of_a_mask() -> None:
     assert repr(kept) == "BlockMask(shape=(2, 4, 40, 70))"
 
 
-def test_a_module_takes_masks() -> None:
+@pytest.mark.parametrize("batch", [2, 20])  # 20: a batch of as many rows as tokens
+def test_a_module_takes_masks_and_padding_by_name(batch: int) -> None:
     attention = na.AlibiAttention(4, 32)
-    x = torch.randn(2, 20, 32)
-    mask = mask_of("half", (2, 1, 20, 20))
+    x = torch.randn(batch, 20, 32)
+    mask = mask_of("half", (batch, 1, 20, 20))
     mask[..., 0] = True
-    padding = torch.arange(20) < torch.tensor([[20], [12]])
-    of_pairs = padding[:, None, None].expand(2, 1, 20, 20)
-    torch.testing.assert_close(attention(x, x, x, of_pairs), attention(x, x, x, padding))
+    padding = torch.arange(20) < torch.arange(1, batch + 1)[:, None]
+    of_pairs = padding[:, None, None].expand(batch, 1, 20, 20)
+    same = partial(torch.testing.assert_close, rtol=0, atol=0)
+    same(attention(x, x, x, na.BlockMask(mask)), attention(x, x, x, mask))
     torch.testing.assert_close(
-        attention(x, x, x, na.BlockMask(mask)), attention(x, x, x, mask), rtol=0, atol=0
+        attention(x, x, x, of_pairs), attention(x, x, x, key_padding_mask=padding)
     )
-    assert not torch.allclose(attention(x, x, x, mask), attention(x, x, x))
+    both = attention(x, x, x, mask, padding)
+    torch.testing.assert_close(attention(x, x, x, mask & of_pairs), both)
+    with pytest.raises(ValueError, match="pass padding as key_padding_mask, and pairs"):
+        attention(x, x, x, padding)
+    same(attention(x, x, x, mask[0, 0][None, None]), attention(x, x, x, mask[:1]))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +258,17 @@ def test_a_module_takes_masks() -> None:
         (mask_of().int(), TypeError, "mask must be boolean, .* got int32: pass mask != 0"),
         (mask_of()[:, :, :9], ValueError, r"mask must have shape .* got \(2, 4, 9, 70\)"),
         (mask_of()[:, :3], ValueError, r"mask must have shape .* \(2 or 1, 4 or 1, 40, 70\)"),
-        (mask_of()[0], ValueError, r"mask must have shape .*, got \(4, 40, 70\)"),
+        (mask_of()[0], ValueError, r"mask must have shape .*, got \(4, 40, 70\)$"),
+        (
+            mask_of()[0, 0],
+            ValueError,
+            r"got \(40, 70\): pass padding as key_padding_mask, and pairs",
+        ),
         (mask_of().numpy(), TypeError, "mask must be a torch tensor as query, got ndarray"),
         (na.BlockMask(mask_of().numpy()), TypeError, "mask must be a torch tensor as query"),
         (mask_of().to("meta"), ValueError, "mask must be on query's device cpu, got meta"),
         ("causal", TypeError, "mask must be None, a BlockMask or a boolean array or tensor"),
-        (np.ma.array(np.ones(SHAPE, bool)), TypeError, "mask must not be a masked array"),
+        (np.ma.array(np.ones(SHAPE, bool)), TypeError, "mask must not be masked"),
     ],
 )
 def test_wrong_masks(mask: Any, error: type[Exception], message: str) -> None:

@@ -43,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"slopes": 1.0, "bias": DENSE}, ValueError, "bias must be None when slopes is given"),
     ({"bias": "alibi"}, TypeError, "bias must be None, a bias object, .*, got 'alibi'"),
     ({"bias": na.ALiBi(4)}, ValueError, "bias must have query's 6 heads, got ALiBi"),
-    ({"bias": na.ALiBi(6)}, ValueError, "causal must be True for a bias of causal sides"),
+    ({"bias": na.ALiBi(6)}, ValueError, "bias must cover both sides"),
     ({"dropout": 1.5}, ValueError, "dropout must be at most 1, got 1.5"),
 ]
 
@@ -66,8 +66,14 @@ BAD_INPUTS: list[tuple[Callable[..., Any], type[Exception], str]] = [
         ValueError,
         r"v must have k's shape \(2, 33, 48\), got",
     ),
-    (lambda *x: (*x, MASK[:, 1:]), ValueError, r"mask must have shape .* \(2, 33\), .* \(2, 32\)"),
-    (lambda *x: (*x, MASK.tolist()), TypeError, "mask must be None, a torch tensor, .*, got"),
+    (
+        lambda *x: (*x, None, MASK[:, 1:]),
+        ValueError,
+        r"key_padding_mask must have shape .* \(2, 33\), got \(2, 32\)",
+    ),
+    (lambda *x: (*x, MASK), ValueError, r"mask must have shape .* \(2, 33\): pass padding as key_"),
+    (lambda *x: (*x, MASK.tolist()), TypeError, "mask must be None, a BlockMask or a boolean"),
+    (lambda *x: (*x, None, MASK.tolist()), TypeError, "key_padding_mask must be a NumPy array or"),
 ]
 
 

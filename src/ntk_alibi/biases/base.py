@@ -194,7 +194,8 @@ def check_fits(bias: Any, heads: int, *, causal: bool | None = None) -> None:
         raise ValueError(f"bias must have query's {heads} heads, got {got}")
     if causal is False and bias.sides == "causal":
         raise ValueError(
-            f"causal must be True for a bias of causal sides, got {_checks.briefly(bias)}"
+            "bias must cover both sides (sides='symmetric' of ALiBi) with causal=False, got "
+            f"{_checks.briefly(bias)}; causal=True hides all keys ahead, even those that mask shows"
         )
 
 

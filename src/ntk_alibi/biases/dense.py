@@ -84,13 +84,13 @@ def check_key_only(scaling: Any) -> None:
     if split_knee(scaling)[1] is not None:
         raise ValueError(
             "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
-            f"is no longer a number per query plus one per key; got {scaling!r}. "
+            f"is no longer a number per query plus one per key; got {_checks.briefly(scaling)}. "
             "ALiBi(num_heads, scaling) and patch(...) take it"
         )
     if scaling_per(scaling) == "query":
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "
-            f"{scaling!r}. ALiBi(...).tensor(...) and patch(...) take it"
+            f"{_checks.briefly(scaling)}. ALiBi(...).tensor(...) and patch(...) take it"
         )
 
 

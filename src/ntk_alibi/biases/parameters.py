@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
@@ -13,6 +14,18 @@ from ntk_alibi._torch_state import has_values, is_tracing
 
 #: NumPy's kinds of dtypes that are not real: complex, strings, dates and time spans.
 NOT_REAL = "cSUmM"
+
+
+def as_float64(name: str, values: Any) -> NDArray[np.float64]:
+    """Return a copy of real values as float64."""
+    given = _checks.constant(name, values) if _arrays.is_array(values) else values
+    try:
+        if given is None or np.asarray(given).dtype.kind in NOT_REAL:
+            raise TypeError
+        with np.errstate(over="ignore"):  # infinity is refused later, with its reason
+            return np.array(given, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} must hold real values, got {_checks.briefly(values)}") from None
 
 
 def checked_array(name: str, value: Any, axes: tuple[str, ...], *, least: int = 0) -> Any:
@@ -61,12 +74,7 @@ def _as_real_array(name: str, value: Any) -> Any:
     if _arrays.is_tensor(value):
         check_floating(name, value.dtype)
         return value
-    try:
-        if np.asarray(value).dtype.kind in NOT_REAL:
-            raise TypeError
-        array = np.array(value, np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must hold real values, got {_checks.briefly(value)}") from None
+    array = as_float64(name, value)
     array.flags.writeable = False
     return array
 

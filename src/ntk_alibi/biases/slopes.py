@@ -134,6 +134,7 @@ def alibi_slopes(
         lengths: token counts for a dynamic scaling: (batch,) integers as an array, a tensor or a
             list. With per="query" they may also be (batch, queries), the prefix length of each
             query; (batch,) then means max(lengths) queries, the last at each row's last token.
+            Static scalings give the same slopes for all.
         rule: "press" or "geometric".
 
     Returns:
@@ -157,9 +158,11 @@ def alibi_slopes(
     checked_scaling(scaling)
     _checks.choice("rule", rule, SLOPE_RULES)
     per, checked = scaling_per(scaling), None
-    if per is not None and lengths is not None:
-        checked = checked_lengths(lengths, ndim=(1, 2) if per == "query" else (1,))
-        if per == "query" and checked.ndim == 1:
+    if lengths is not None:
+        checked = checked_lengths(lengths, ndim=(1,) if per == "sequence" else (1, 2))
+        if per is None:
+            checked = None  # slopes of a static scaling are the same for all
+        elif per == "query" and checked.ndim == 1:
             queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
             checked = np.maximum(checked[:, None] - queries_after, 0)
     exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
@@ -187,11 +190,13 @@ def scaled_slopes(
         if len(shape) not in (1, 2, 3) or shape[0 if len(shape) == 1 else 1] != heads:
             raise ValueError(
                 f"scale_exponents must return ({heads},), (batch, {heads}) or (batch, {heads}, "
-                f"queries), got {shape} from {scaling!r}"
+                f"queries), got {shape} from {_checks.briefly(scaling)}"
             )
-        if not np.isfinite(exponents).all():
+        wrong = exponents[~np.isfinite(exponents)]
+        if wrong.size:
             raise ValueError(
-                f"scale_exponents must return finite values, got {exponents} from {scaling!r}"
+                f"scale_exponents must return finite values, got {wrong[0]} from "
+                f"{_checks.briefly(scaling)}"
             )
     slopes = np.exp2(-exponents).astype(np.float32)
     return slopes if index is None else slopes[index].swapaxes(1, 2)

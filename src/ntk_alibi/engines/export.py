@@ -248,7 +248,8 @@ def checked(
     if scaling is not None and stack_of(decoder):
         raise ValueError(
             "scaling must be None for a model that is patched, or was made with "
-            f"attn_implementation='ntk_alibi', whose choices are written, got {scaling!r}"
+            "attn_implementation='ntk_alibi', whose choices are written, got "
+            f"{_checks.briefly(scaling)}"
         )
     with contextlib.nullcontext() if stack_of(decoder) else patch(model, scaling):
         settings = current(decoder)
@@ -259,7 +260,9 @@ def checked(
         _checks.tokenizer(tokenizer)
     _checks.boolean("cache", cache)
     if not (progress is None or callable(progress)):
-        raise TypeError(f"progress must be a function of a line, or None, got {progress!r}")
+        raise TypeError(
+            f"progress must be a function of a line, or None, got {_checks.briefly(progress)}"
+        )
     report = progress or (lambda _: None)
     request = Request(model, decoder, family, settings, tokenizer, dtype, cache, report)
     kind.check(request)
@@ -272,7 +275,7 @@ def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str,
     A path may tell the format by its end, such as bloom.gguf.
     """
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path must be the path of a file or folder, got {path!r}")
+        raise TypeError(f"path must be the path of a file or folder, got {_checks.briefly(path)}")
     path = Path(path)
     got = f"got {os.fspath(path)!r}"
     if format is None:

@@ -160,7 +160,9 @@ def _find_max_bias(request: Request) -> float:
     """Return the `max_alibi_bias` from which llama.cpp computes the slopes of these settings."""
     settings, rule = request.settings, request.family.rule(request.target)
     if settings.bias is not None:
-        raise ValueError(f"scaling must be no bias for format 'gguf', got {settings.bias!r}")
+        raise ValueError(
+            f"scaling must be no bias for format 'gguf', got {_checks.briefly(settings.bias)}"
+        )
     _checks.check_equal("log_n", settings.log_n, None, "for format 'gguf'")
     if any(settings.limits.values()):
         raise ValueError(

@@ -35,6 +35,7 @@ class Vocabulary:
         pre_tokenizer: the name of the rule that splits texts.
         special: indices of special tokens, by name.
         added: whether the special tokens "bos" and "eos" are added to each text, by name.
+        chat_templates: the templates of chats, by name; the usual one is called "default".
     """
 
     tokens: list[str]
@@ -43,6 +44,7 @@ class Vocabulary:
     pre_tokenizer: str
     special: dict[str, int]
     added: dict[str, bool]
+    chat_templates: dict[str, str]
 
     def add_to(self, writer: gguf.GGUFWriter) -> None:
         """Write the vocabulary into a file."""
@@ -55,6 +57,9 @@ class Vocabulary:
             getattr(writer, f"add_{name}_token_id")(number)
         for name, added in self.added.items():
             getattr(writer, f"add_add_{name}_token")(added)
+        if self.chat_templates:
+            named = ({"name": name, "template": x} for name, x in self.chat_templates.items())
+            writer.add_chat_template(list(named))
 
 
 def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
@@ -102,6 +107,7 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
             f"{tokenizer.convert_ids_to_tokens(framed)} for 'a'"
         )
     _warn_of_overlaps([token["content"] for token in parts["added_tokens"]])
+    templates = getattr(tokenizer, "chat_template", None) or {}
     return Vocabulary(
         tokens=[tokens.get(index, f"[PAD{index}]") for index in range(rows)],
         types=[types.get(index, gguf.TokenType.UNUSED) for index in range(rows)],
@@ -109,6 +115,7 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
         pre_tokenizer=pre_tokenizer,
         special={name: number for name, number in special.items() if number is not None},
         added=added,
+        chat_templates={"default": templates} if isinstance(templates, str) else templates,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from ntk_alibi import _checks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi._torch_state import Way, way_of
 from ntk_alibi.biases.base import BiasObject
@@ -158,6 +159,9 @@ def attention(
     Source: Dao et al. 2022 (arXiv 2205.14135) for the tiling, Press et al. 2022 for the bias.
     """
     given = all_options(options)
+    if return_logsumexp is not False or return_stats is not False:
+        _checks.boolean("return_logsumexp", return_logsumexp)
+        _checks.boolean("return_stats", return_stats)
     way = way_of(query, key, value, bias=bias)
     if way is not Way.CORE:
         for name, used in (

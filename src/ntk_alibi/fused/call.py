@@ -239,9 +239,14 @@ def checked_call(
                 f"rotary must be None, a RoPE or an XPOS, got {_checks.briefly(rotary)}"
             )
         if rotary.head_dim != query.shape[3]:
-            raise ValueError(f"rotary must have query's head_dim {query.shape[3]}, got {rotary!r}")
+            raise ValueError(
+                f"rotary must have query's head_dim {query.shape[3]}, got {_checks.briefly(rotary)}"
+            )
         if rotary.decays and problem.mask.sees_ahead:
-            raise ValueError(f"causal must be True with XPOS, which grows ahead, got {rotary!r}")
+            raise ValueError(
+                "causal must be True, which hides all keys ahead, with XPOS, which grows there, "
+                f"got {_checks.briefly(rotary)}"
+            )
     mask, at_queries, at_keys = (
         options["key_padding_mask"], options["query_positions"], options["key_positions"],
     )  # fmt: skip
@@ -347,7 +352,9 @@ def _check_basics(
     if skip_tolerance is not None:
         share = _checks.finite("skip_tolerance", skip_tolerance, minimum=0.0)
         if share >= 1.0:
-            raise ValueError(f"skip_tolerance must be below 1, got {skip_tolerance!r}")
+            raise ValueError(
+                f"skip_tolerance must be below 1, got {_checks.briefly(skip_tolerance)}"
+            )
         skip_tolerance = share
     problem = Problem((*query_shape[:3], key_shape[2]), checked_mask)
     rule = None if torch else core_rule(checked_mask, scale, skip_tolerance)

@@ -150,6 +150,7 @@ def attention_gradients(
                 "itself"
             )
     for name, array in given.items():
+        _checks.check_plain(name, array)
         _checks.array(name, array)
         like_query = name.startswith("output")
         if not like_query:

@@ -122,7 +122,8 @@ class QuantizedRows:
         axes = index if isinstance(index, tuple) else (index,)
         if len(axes) > 3 or any(axis is None or axis is Ellipsis for axis in axes):
             raise IndexError(
-                f"an index of QuantizedRows must be of batch, heads, tokens, got {index}"
+                "an index of QuantizedRows must be of batch, heads, tokens, got "
+                f"{_checks.briefly(index)}"
             )
         return QuantizedRows(self.numbers[index], self.scales[index])
 

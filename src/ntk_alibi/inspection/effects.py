@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import to_kernel_bias
-from ntk_alibi.biases.slopes import alibi_slopes, checked_lengths
+from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Mask, Problem
 from ntk_alibi.scaling import Scaling, scaling_per
@@ -27,7 +27,7 @@ def check_bias(bias: Any) -> None:
     if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
         raise TypeError(
             "bias must be an object with num_heads and tensor(query_length, key_length) such as "
-            f"ALiBi(8), got {bias!r}"
+            f"ALiBi(8), got {_checks.briefly(bias)}"
         )
 
 
@@ -86,7 +86,7 @@ def bias_by_distance(
     check_bias(bias)
     count = _checks.integer("longest", longest, minimum=1)
     _checks.choice("side", side, ("behind", "ahead"))
-    tokens = count if length is None else int(checked_lengths([length])[0])
+    tokens = count if length is None else _checks.integer("length", length, minimum=0)
     if not hasattr(bias, "kernel_bias"):
         ends = (1, count) if side == "behind" else (count, 1)
         dense: NDArray[np.float64] = _arrays.to_numpy(bias.tensor(*ends)).astype(np.float64)

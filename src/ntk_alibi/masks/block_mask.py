@@ -26,12 +26,15 @@ class BlockMask:
     keeps a bit for each pair and what it found about each block of keys: blocks without a visible
     pair are then skipped. It suits every call with as many queries and keys, in any layer.
 
-    The array is not copied, and must not change while the `BlockMask` is in use: later calls may
-    follow the old values or the new ones. Make a new `BlockMask` of an array that has changed.
+    The array is not copied, and must not change while the `BlockMask` is in use. Changes by torch's
+    operations are seen; after others, later calls may follow the old values or the new ones. Make a
+    new `BlockMask` of an array that has changed.
 
     Attributes:
         mask: the array or tensor.
         shape: its shape.
+        operand: what torch's operator gets: of a tensor with values a view, which no other
+            `BlockMask` has.
 
     Args:
         mask: (batch or 1, heads or 1, queries, keys), boolean, True where a query may see a key;
@@ -56,10 +59,19 @@ class BlockMask:
 
     def __init__(self, mask: Any) -> None:
         _checks.check_plain("mask", mask)
+        _checks.check_no_block_mask("mask", mask)
         if not _arrays.is_array(mask):
             raise TypeError(
                 "mask must be None, a BlockMask or a boolean array or tensor, got "
                 f"{_checks.briefly(mask)}"
+            )
+        if mask.ndim != 4:
+            advice = (
+                ": pass padding as key_padding_mask, and pairs (queries, keys) as mask[None, None]"
+            )
+            raise ValueError(
+                "mask must have shape (batch or 1, heads or 1, queries, keys), got "
+                f"{tuple(mask.shape)}{advice if mask.ndim == 2 else ''}"
             )
         dtype = _arrays.dtype_name(mask.dtype)
         if dtype != "bool":
@@ -68,20 +80,17 @@ class BlockMask:
             raise TypeError(
                 f"mask must be boolean, True where a query may see a key, got {dtype}: {advice}"
             )
-        if mask.ndim != 4:
-            raise ValueError(
-                "mask must have shape (batch or 1, heads or 1, queries, keys), got "
-                f"{tuple(mask.shape)}"
-            )
-        self.mask = mask
-        self._bits: _core.BlockMask | None = None
-        if _arrays.is_tensor(mask) and has_values(mask) and (memory := _memory(mask)):
-            _KEPT.setdefault(memory, self)
+        self.mask = self.operand = mask
+        self._bits: tuple[int | None, _core.BlockMask] | None = None
+        if _arrays.is_tensor(mask) and has_values(mask) and not is_transformed(maps=True):
+            self.operand = mask.detach()
+            _ALIVE[id(self.operand)] = self
 
     @classmethod
-    def of(cls, mask: Any) -> BlockMask:
-        """Return the mask that was made of this tensor and is still alive, or a new one."""
-        return _KEPT.get(_memory(mask)) or cls(mask)
+    def of_operand(cls, operand: Any) -> BlockMask:
+        """Return the mask with this very operand if it is alive, or a new one of its values."""
+        known = _ALIVE.get(id(operand))
+        return known if known is not None and known.operand is operand else cls(operand)
 
     def __repr__(self) -> str:
         return f"BlockMask(shape={self.shape})"
@@ -95,10 +104,12 @@ class BlockMask:
         return tuple(self.mask.shape)
 
     def in_core(self) -> _core.BlockMask:
-        """Return the mask as the core's object, which is made once."""
-        if self._bits is None:
-            self._bits = _core.BlockMask(_arrays.to_numpy(self.mask))
-        return self._bits
+        """Return the mask as the core's object, made again only if torch has changed the mask."""
+        counted = _arrays.is_tensor(self.mask) and not self.mask.is_inference()
+        version = self.mask._version if counted else None
+        if self._bits is None or self._bits[0] != version:
+            self._bits = version, _core.BlockMask(_arrays.to_numpy(self.mask))
+        return self._bits[1]
 
     def like(self, like: Any) -> Any:
         """Return the array in like's framework and on its device; NumPy if like is None."""
@@ -118,15 +129,8 @@ class BlockMask:
         return self if (queries, keys) == whole else BlockMask(self.mask[:, :, queries, keys])
 
 
-#: Masks of tensors by their memory: torch's operator gets the tensor alone.
-_KEPT: WeakValueDictionary[Any, BlockMask] = WeakValueDictionary()
-
-
-def _memory(mask: Any) -> tuple[Any, ...] | None:
-    """Return what tells the values of a tensor in main memory from others, or None."""
-    if not mask.is_cpu or mask.is_inference() or is_transformed(maps=True):
-        return None
-    return mask.data_ptr(), tuple(mask.shape), mask.stride(), mask._version
+#: The masks of tensors by the identity of their operands, which they keep.
+_ALIVE: WeakValueDictionary[int, BlockMask] = WeakValueDictionary()
 
 
 def checked_block_mask(mask: Any, shape: tuple[int, ...], query: Any) -> BlockMask:

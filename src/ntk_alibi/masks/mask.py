@@ -51,7 +51,8 @@ class Mask(NamedTuple):
         if causal_block is not None:
             if not causal:
                 raise ValueError(
-                    f"causal must be True with causal_block, got causal_block={causal_block!r}"
+                    "causal must be True, which hides all keys ahead, with causal_block, got "
+                    f"causal_block={_checks.briefly(causal_block)}"
                 )
             causal_block = _checks.integer("causal_block", causal_block, minimum=1)
         return cls(causal, window, causal_block, _checks.integer("sink", sink, minimum=0))

@@ -302,8 +302,8 @@ def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[
         raise ValueError(f"{name} must have at most {_checks.MAX_LENGTH} keys, got {mask.shape[1]}")
     ones = mask == 1
     if not np.logical_or(ones, mask == 0).all():
-        other = mask[~ones & (mask != 0)].flat[0]
-        raise ValueError(f"{name} must hold only 0 and 1, got {other}")
+        other = mask[~ones & (mask != 0)].item(0)
+        raise ValueError(f"{name} must hold only 0 and 1, got {_checks.briefly(other)}")
     return np.ascontiguousarray(ones).view(np.uint8)
 
 

@@ -166,7 +166,9 @@ class RoPE(_Rotary):
         """
         check_one_layer(scaling)
         if isinstance(scaling, type) or not hasattr(scaling, "stretch_rotary"):
-            raise TypeError(f"scaling must be an Interpolation or an NTK, got {scaling!r}")
+            raise TypeError(
+                f"scaling must be an Interpolation or an NTK, got {_checks.briefly(scaling)}"
+            )
         base, factor = scaling.stretch_rotary(self.base, self.factor, self.pairs)
         return replace(self, base=base, factor=factor)
 

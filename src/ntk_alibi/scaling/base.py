@@ -76,8 +76,8 @@ def check_one_layer(scaling: Any) -> None:
     """Refuse a scaling with `layers`, where the layer is unknown."""
     if getattr(scaling, "layers", None) is not None:
         raise ValueError(
-            f"scaling must be for one layer here, got {scaling!r}: pass its at_layer(number), "
-            "or use patch(model, scaling), which knows the layers"
+            f"scaling must be for one layer here, got {_checks.briefly(scaling)}: pass its "
+            "at_layer(number), or use patch(model, scaling), which knows the layers"
         )
 
 

@@ -77,7 +77,7 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     if isinstance(config, Mapping) and "alibi_type" not in config:
         raise ValueError(
             'config must have the keys of {"alibi_type": "ntk", "factor": 4.0}, or of another '
-            f"type; 'alibi_type' is missing in {config!r}"
+            f"type; 'alibi_type' is missing in {_checks.briefly(config)}"
         )
     _checks.keys("config", config, required=["alibi_type"], optional=config)
     alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
@@ -103,18 +103,18 @@ def _from_btlm(config: Mapping[str, Any]) -> Scaling:
     if "alibi_type" in given:
         raise ValueError(
             "config must have alibi_type, as ntk_alibi has it, or type, as BTLM and JAIS have it, "
-            f"got both: {config!r}"
+            f"got both: {_checks.briefly(config)}"
         )
     if len(given) != 2:
         raise ValueError(
             "config must have one of factor and train_seq_len besides type, as BTLM and JAIS have "
-            f"it, got {config!r}"
+            f"it, got {_checks.briefly(config)}"
         )
     _checks.keys("config", given, required=["type"], optional=["factor", "train_seq_len"])
     if given["type"] != "linear":
         raise ValueError(
-            f"type must be one of 'linear', got {given['type']!r}: type is what BTLM and JAIS "
-            "have, and alibi_type has all other scalings"
+            f"type must be one of 'linear', got {_checks.briefly(given['type'])}: type is what "
+            "BTLM and JAIS have, and alibi_type has all other scalings"
         )
     if "factor" in given:
         return Interpolation(given["factor"])

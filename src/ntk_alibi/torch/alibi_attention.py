@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ntk_alibi import _arrays, _checks, masks
+from ntk_alibi._arrays import Array
 from ntk_alibi._torch_state import refuse_script
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import check_dense, check_fits
@@ -79,14 +80,14 @@ class AlibiAttention(nn.Module):
         >>> import torch, ntk_alibi as na
         >>> attention = na.AlibiAttention(num_heads=8, embed_dim=64)
         >>> x = torch.randn(2, 10, 64)
-        >>> attention(x, x, x, mask=torch.ones(2, 10)).shape
+        >>> attention(x, x, x, key_padding_mask=torch.ones(2, 10)).shape
         torch.Size([2, 10, 64])
 
         It can replace `nn.MultiheadAttention(64, 8, batch_first=True)`, whose key_padding_mask is
         the other way round, True for padding:
 
         >>> padding = torch.zeros(2, 10, dtype=torch.bool)
-        >>> output = attention(x, x, x, mask=~padding)  # as multihead(x, x, x, padding)
+        >>> output = attention(x, x, x, key_padding_mask=~padding)  # as multihead(x, x, x, padding)
 
     Source: Press et al. 2022 (arXiv 2108.12409).
     """
@@ -128,12 +129,11 @@ class AlibiAttention(nn.Module):
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)
-        # An array, and the bias of a module, are checked in forward, which knows the lengths.
-        if not hasattr(bias, "shape") and not isinstance(bias, nn.Module):
-            if hasattr(bias, "kernel_bias"):
-                check_fits(bias, heads, causal=self.causal)
-            elif bias is not None:
-                check_dense(bias)
+        # The shape of an array, and the bias of a module, are checked in forward.
+        if hasattr(bias, "kernel_bias") and not isinstance(bias, type):
+            check_fits(bias, heads, causal=self.causal)
+        elif bias is not None and not isinstance(bias, nn.Module):
+            check_dense(bias)
         self.bias, self.scaling, self.dropout = bias, scaling, dropout
         self.window = None if window is None else _checks.integer("window", window, minimum=1)
         self.align: Literal["end", "start"] = align
@@ -151,7 +151,8 @@ class AlibiAttention(nn.Module):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        mask: torch.Tensor | masks.BlockMask | None = None,
+        mask: Array | masks.BlockMask | None = None,
+        key_padding_mask: Array | None = None,
     ) -> torch.Tensor:
         """Attend from q to k and v.
 
@@ -159,9 +160,9 @@ class AlibiAttention(nn.Module):
             q: (batch, queries, embed_dim).
             k: (batch, keys, embed_dim); `align` tells where the queries are among these keys.
             v: (batch, keys, embed_dim).
-            mask: (batch, keys), 1 or True for real keys, 0 or False for padding; or, as the mask of
-                `ntk_alibi.attention`, (batch or 1, heads or 1, queries, keys) booleans, True where
-                a query may see a key, or a `BlockMask`.
+            mask: (batch or 1, heads or 1, queries, keys) booleans, True where a query may see a
+                key, or a `BlockMask` of them, as in `ntk_alibi.attention`.
+            key_padding_mask: (batch, keys), 1 or True for real keys, 0 or False for padding.
 
         Returns:
             (batch, queries, embed_dim).
@@ -180,19 +181,6 @@ class AlibiAttention(nn.Module):
             raise ValueError(f"k must have q's batch {q.shape[0]}, got {k.shape[0]}")
         if v.shape != k.shape:
             raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
-        of_pairs = isinstance(mask, masks.BlockMask) or getattr(mask, "ndim", 0) == 4
-        pairs, padding = (mask, None) if of_pairs else (None, cast(Any, mask))
-        if mask is not None and not of_pairs:
-            if not _arrays.is_array(mask):
-                raise TypeError(
-                    "mask must be None, a torch tensor, a NumPy array or a BlockMask, got "
-                    f"{_checks.briefly(mask)}"
-                )
-            if mask.shape != k.shape[:2]:
-                raise ValueError(
-                    f"mask must have shape (batch, keys) = {tuple(k.shape[:2])}, or (batch or 1, "
-                    f"heads or 1, queries, keys), got {tuple(mask.shape)}"
-                )
         output = attention(
             self._split(self.q_linear(q)),
             self._split(self.k_linear(k)),
@@ -201,8 +189,8 @@ class AlibiAttention(nn.Module):
             causal=self.causal,
             window=self.window,
             align=self.align,
-            mask=pairs,
-            key_padding_mask=padding,
+            mask=mask,
+            key_padding_mask=key_padding_mask,
             dropout=self.dropout if self.training else NO_DROPOUT,
         )
         merged = output.transpose(1, 2).flatten(2)
@@ -255,5 +243,5 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
     if isinstance(slopes, list | tuple | np.ndarray):
         array = _checks.as_float32("slopes", per_head("slopes", slopes, heads))
         return FixedSlopes(torch.tensor(array))
-    slope = _checks.finite("slopes", slopes, minimum=0.0)
-    return FixedSlopes(torch.full((heads,), slope, dtype=torch.float32))
+    slope = _checks.as_float32("slopes", _checks.finite("slopes", slopes, minimum=0.0))
+    return FixedSlopes(torch.full((heads,), float(slope), dtype=torch.float32))

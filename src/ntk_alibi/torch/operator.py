@@ -158,7 +158,7 @@ def _make_call(
         problem = Problem.checked(shape, mask, like=like, **given)
         bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
     if visible is not None:
-        of_tensor = BlockMask.of if in_core else BlockMask
+        of_tensor = BlockMask.of_operand if in_core else BlockMask
         problem = problem._replace(visible=of_tensor(rest[count - 1]))
     return AttentionCall(
         query, key, value, bias, problem, way, rule, scale, skip_tolerance,
@@ -269,7 +269,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         call.factors,
         None if call.initial_logsumexp is None else call.initial_logsumexp.detach(),
         to_seed(call.dropout),
-        None if problem.visible is None else problem.visible.mask,
+        None if problem.visible is None else problem.visible.operand,
         bias.table_begin,
         bias.knee,
         bias.exempt,

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _names
 from ntk_alibi.evaluation.harness.passes import Pass, group_prefixes, scored_span, token_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.integrations.settings import ATTENTIONS
@@ -101,7 +101,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     ) -> None:
         ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
         for name in options.keys() - theirs.keys():  # transformers takes or refuses others
-            if meant := _checks.did_you_mean(name, ours.keys() - {"options"}):
+            if meant := _names.did_you_mean(name, ours.keys() - {"options"}):
                 raise ValueError(f"model_args must be arguments of the model, got {name!r}{meant}")
         _checks.choice("truncation", truncation, TRUNCATIONS)
         _checks.choice("attention", attention, ATTENTIONS)

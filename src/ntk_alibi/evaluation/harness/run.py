@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntk_alibi import _checks, _files, _installed
+from ntk_alibi import _files, _installed, _names
 from ntk_alibi.methods import Method, to_model_arguments
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
@@ -86,7 +86,7 @@ def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
             if key not in read:
                 raise ValueError(
                     f"metadata of these tasks must have keys of {', '.join(read)}, got {key!r}"
-                    f"{_checks.did_you_mean(key, read)}"
+                    f"{_names.did_you_mean(key, read)}"
                 )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import DynamicCache
 
 import ntk_alibi as na
@@ -241,6 +242,24 @@ def test_wrong_masks_are_named(name: str, mask: torch.Tensor, message: str) -> N
     model = model_of(name).eval()
     with na.patch(model), pytest.raises(ValueError, match=message):
         run(model, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", ["bloom", "mpt", "t5, encoder", pytest.param("mpnet", marks=newer)]
+)
+def test_other_masks_are_told_what_to_pass(name: str) -> None:
+    model, sizes = model_of(name).eval(), (1, 1, TOKENS, TOKENS)
+    flex = create_block_mask(lambda b, h, i, j: i >= j, *sizes, device="cpu")
+    with na.patch(model):
+        with pytest.raises(TypeError, match=r"pass create_mask\(attention_mask\.mask_mod, B, H, Q"):
+            run(model, cast(Any, flex))
+        booleans = create_mask(flex.mask_mod, *sizes, device="cpu")
+        assert torch.equal(booleans[0, 0], CAUSAL)
+        torch.testing.assert_close(run(model, booleans), run(model, KINDS["causal"]), **LOGITS)
+        if name in ("bloom", "mpt"):  # transformers asks the others for their axes first
+            with pytest.raises(TypeError, match="attention_mask must be None or a tensor, got Blo"):
+                run(model, cast(Any, na.BlockMask(booleans)))
 
 
 @torch.no_grad()

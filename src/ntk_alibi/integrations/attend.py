@@ -18,6 +18,7 @@ from ntk_alibi.integrations.forms import eager, fused
 from ntk_alibi.integrations.memory import MaskMemory
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.passes.given import Given, Sizes
+from ntk_alibi.integrations.passes.mask_values import check_tensor
 from ntk_alibi.integrations.settings import PATCHED
 from ntk_alibi.integrations.tokens import NAME, Tokens, untraced
 
@@ -193,6 +194,7 @@ class Attend:
                     f"the patched model, whose config._attn_implementation must be {NAME!r}, got "
                     f"{cast(Any, self.model).config._attn_implementation!r}"
                 )
+            check_tensor("attention_mask", mask)
             tokens = self.tokens_of(mask, sizes, device, cache, weights)
         if tokens.made is None:
             given = Given.of(self, tokens, sizes, device, cache, weights=weights)

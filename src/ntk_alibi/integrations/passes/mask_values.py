@@ -60,10 +60,19 @@ def check_shape(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity:
 def check_inputs(given: Mapping[str, Any]) -> None:
     """Check the tokens and the mask of a patched model; masks on devices are not read."""
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
-        if type(given.get(name)) not in (torch.Tensor, type(None)):
-            _checks.check_plain(name, given[name])
+        check_tensor(name, given.get(name))
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not has_values(mask):
         return
     if mask.is_cpu and not bool(((mask == 0) | (mask == 1)).all()):
         checked_attention_mask(mask)  # its error names what it must be
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Check that an argument is None or a plain tensor."""
+    if type(value) in (torch.Tensor, type(None)):
+        return
+    _checks.check_no_block_mask(name, value)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be None or a tensor, got {_checks.briefly(value)}")
+    _checks.check_plain(name, value)

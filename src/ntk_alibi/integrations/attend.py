@@ -15,12 +15,11 @@ from ntk_alibi.integrations import graph_operator, passes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forms import eager, fused
-from ntk_alibi.integrations.memory import MaskMemory
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.passes.given import Given, Sizes
 from ntk_alibi.integrations.passes.mask_values import check_tensor
 from ntk_alibi.integrations.settings import PATCHED
-from ntk_alibi.integrations.tokens import NAME, Tokens, untraced
+from ntk_alibi.integrations.tokens import NAME, MaskMemory, Tokens, untraced
 
 #: The forms that attend by a pass, by the names that `patch` has for them.
 FORMS: dict[str, Callable[..., Any]] = {"fused": fused.attend, "eager": eager.attend}

@@ -13,7 +13,6 @@ from ntk_alibi._torch_state import refuse_script
 from ntk_alibi.integrations import numeric_check, outer_models, own_bias, version_check
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.family import Family, Replacement
-from ntk_alibi.integrations.memory import MaskMemory
 from ntk_alibi.integrations.overriding import override, restore
 from ntk_alibi.integrations.settings import (
     PATCHED,
@@ -28,7 +27,7 @@ from ntk_alibi.integrations.settings import (
     write_plainly,
 )
 from ntk_alibi.integrations.tables import LayerTable
-from ntk_alibi.integrations.tokens import NAME
+from ntk_alibi.integrations.tokens import NAME, MaskMemory
 from ntk_alibi.integrations.transformers_versions import (
     all_modules,
     models_that_hold,

@@ -14,7 +14,7 @@ from ntk_alibi._torch_state import is_followed
 from ntk_alibi.fused.key_norms import KeyNorms
 from ntk_alibi.fused.quantized_rows import QuantizedRows
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.caches.kinds import ReadAsHeld
+from ntk_alibi.integrations.caches import ReadAsHeld
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

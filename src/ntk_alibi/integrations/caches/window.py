@@ -12,8 +12,8 @@ from transformers.cache_utils import Cache
 from ntk_alibi import _checks
 from ntk_alibi._torch_state import is_followed
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.caches import Bounded
 from ntk_alibi.integrations.caches.growing import GrowingLayer, Pair
-from ntk_alibi.integrations.caches.kinds import Bounded
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ntk_alibi._torch_state import Way, is_recorded, way_of
 from ntk_alibi.fused.dropout import Dropout, checked_dropout
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared, prepared_in_core
-from ntk_alibi.integrations.caches.kinds import ReadAsHeld
+from ntk_alibi.integrations.caches import ReadAsHeld
 from ntk_alibi.integrations.passes.base import Part, Pass
 from ntk_alibi.integrations.passes.sinks import ALL
 

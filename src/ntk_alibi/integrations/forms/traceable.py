@@ -16,9 +16,9 @@ from torch import nn
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.caches.kinds import Bounded
+from ntk_alibi.integrations.caches import Bounded
 from ntk_alibi.integrations.family import mesh_of
-from ntk_alibi.integrations.forms.dense import attend_densely
+from ntk_alibi.integrations.forms.eager import attend_densely
 from ntk_alibi.integrations.passes.mask_values import HIDES
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import KneeShape, at_layer, split_knee

@@ -5,7 +5,7 @@ Each module has `begin(given)`, which returns its `Pass`.
 
 from __future__ import annotations
 
-from ntk_alibi.integrations.caches.kinds import Bounded
+from ntk_alibi.integrations.caches import Bounded
 from ntk_alibi.integrations.passes import crossing, packed, pairs, rows, window
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.passes.given import Given

@@ -14,6 +14,9 @@ from ntk_alibi.masks import checked_attention_mask
 #: Values that a mask adds to scores hide a key below this one: float32 weights are then 0.
 HIDES = -1e3
 
+#: The types of arguments that need no further check.
+PLAIN = torch.Tensor, type(None)
+
 
 def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
     """Return where a mask of four dimensions shows a key: True, or 0 among values to add."""
@@ -60,7 +63,8 @@ def check_shape(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity:
 def check_inputs(given: Mapping[str, Any]) -> None:
     """Check the tokens and the mask of a patched model; masks on devices are not read."""
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
-        check_tensor(name, given.get(name))
+        if type(given.get(name)) not in PLAIN:
+            check_tensor(name, given[name])
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not has_values(mask):
         return
@@ -70,7 +74,7 @@ def check_inputs(given: Mapping[str, Any]) -> None:
 
 def check_tensor(name: str, value: Any) -> None:
     """Check that an argument is None or a plain tensor."""
-    if type(value) in (torch.Tensor, type(None)):
+    if type(value) in PLAIN:
         return
     _checks.check_no_block_mask(name, value)
     if not isinstance(value, torch.Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import transformers
 
 import ntk_alibi as na
 from model_runs import LOGITS, run
-from small_models import families, make_model
+from small_models import families, make_model, make_relative
 
 NAME = "ntk_alibi"
 
@@ -297,3 +298,88 @@ def test_saving_a_traceable_model(ids: torch.Tensor, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="this one has plain ALiBi"):
         again = transformers.BloomForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(run(again, ids), stock)
+
+
+#: Models that hold their layers themselves, without a head around them.
+WITHOUT_HEAD = {
+    "bloom": lambda: make_model("bloom").base_model,
+    "mpt": lambda: make_model("mpt").base_model,
+    "falcon": lambda: make_model("falcon").base_model,
+    "MPNet": lambda: make_relative("MPNet").base_model,
+    "Pix2Struct": lambda: make_relative("Pix2Struct"),
+}
+without_head = pytest.mark.parametrize("name", WITHOUT_HEAD)
+
+
+@without_head
+def test_a_patched_model_without_a_head_is_saved(name: str, tmp_path: Path) -> None:
+    model = WITHOUT_HEAD[name]()
+    model.save_pretrained(tmp_path / "stock")
+    stored = json.loads((tmp_path / "stock/config.json").read_text())
+    with na.patch(model):
+        model.save_pretrained(tmp_path / "patched")
+        model.config.save_pretrained(tmp_path / "configuration")
+    assert json.loads((tmp_path / "patched/config.json").read_text()) == stored
+    assert json.loads((tmp_path / "configuration/config.json").read_text()) == stored
+    with na.patch(model, window=8):
+        model.save_pretrained(tmp_path / "patched")
+    patched = json.loads((tmp_path / "patched/config.json").read_text())
+    assert patched == stored | {"alibi_window": 8}
+
+
+@without_head
+def test_the_configuration_of_a_patched_model_is_like_its_own(name: str) -> None:
+    model = WITHOUT_HEAD[name]()
+    own, kind, twin = model.config, type(model.config), copy.deepcopy(model.config)
+    with na.patch(model):
+        config = model.config
+        assert config == own == config == twin == config
+        assert config != kind()
+        assert config.get_text_config() == own
+        for describe in ("to_dict", "to_diff_dict", "to_json_string", "__repr__"):
+            assert getattr(config, describe)() == getattr(own, describe)()
+        entries = own.to_dict()
+        for made in (type(config)(), config.__class__(), type(config).from_dict({})):
+            assert type(made) is kind
+            assert made == kind()
+        assert type(config).from_dict(dict(entries)) == kind.from_dict(dict(entries))
+        config.vocab_size = own.vocab_size + 1
+        assert own.vocab_size == twin.vocab_size + 1
+        config.vocab_size = twin.vocab_size
+        for made in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+            assert made == config
+            made.vocab_size = 7
+            assert config.vocab_size == own.vocab_size == twin.vocab_size
+    assert model.config is own
+
+
+@without_head
+def test_models_made_of_the_configuration_of_a_patched_model_are_stock(name: str) -> None:
+    model = WITHOUT_HEAD[name]()
+    own, form = model.config, model.config._attn_implementation
+    with na.patch(model):
+        made = [type(model)(model.config), type(model)._from_config(copy.deepcopy(model.config))]
+        named = type(model)._from_config(copy.deepcopy(model.config), attn_implementation=NAME)
+        assert own._attn_implementation == form
+        assert model.config._attn_implementation == named.config._attn_implementation == NAME
+    for other in (model, *made):
+        assert type(other.config) is type(own)
+        assert other.config._attn_implementation == form
+        assert all(getattr(part, "config", own) == own for part in other.modules())
+
+
+def test_a_patched_text_model_of_pix2struct_is_saved_with_the_model_around(tmp_path: Path) -> None:
+    text = make_relative("Pix2Struct").config
+    sizes = {"hidden_size": 64, "patch_embed_hidden_size": 64, "d_ff": 32, "d_kv": 16}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.Pix2StructConfig(
+        text_config=text.to_dict(), vision_config={**sizes, **layers}
+    )
+    model = transformers.Pix2StructForConditionalGeneration(config)
+    with na.patch(model, window=8):
+        model.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["text_config"]["alibi_window"] == 8
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation={"text_config": NAME})
+    assert loaded.decoder.config.alibi_window == 8
+    assert loaded.decoder.config._attn_implementation == NAME

@@ -22,7 +22,7 @@ from ntk_alibi.integrations import saving
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.known import OF_TRANSFORMERS
 from ntk_alibi.integrations.patching import follow_config
-from ntk_alibi.integrations.settings import CONFIG_NAMES
+from ntk_alibi.integrations.settings import CONFIG_NAMES, PATCHED, own_config
 from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
 from ntk_alibi.methods import find_misspelled_settings
 
@@ -78,12 +78,21 @@ def _patch_when_made() -> None:
 
     @functools.wraps(stock)
     def post_init(self: Any) -> None:
+        _take_own_config(self)
         stock(self)
         for family in _FAMILIES:
             if family.matches(self):
                 _follow(family, self)
 
     PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
+
+
+def _take_own_config(model: Any) -> None:
+    """Give a new model that was made of a patched one's configuration the one of a stock model."""
+    if own_config(model.config) is not model.config:
+        for part in model.modules():
+            if "config" in vars(part) and PATCHED not in vars(part):
+                part.config = own_config(part.config)
 
 
 def _follow(family: Family, model: Any) -> None:

@@ -20,6 +20,7 @@ from ntk_alibi.integrations.settings import (
     Settings,
     form_of,
     of_config,
+    own_config,
     patched_config,
     refuse_traceable,
     stack_of,
@@ -256,7 +257,7 @@ def _take_back(target: Any, patched: Patched) -> None:
         restore(*replacement)
     patched.form, patched.replaced = "", []
     if patched.family.code is not None:
-        target.config = getattr(target.config, "own_config", target.config)
+        target.config = own_config(target.config)
     patched.family.rebuild(target, patched.released)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ntk_alibi.integrations.settings import CONFIGURED, PATCHED, stack_of
+from ntk_alibi.integrations.settings import CONFIGURED, PATCHED, own_config, stack_of
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def _config_of_patches(model: Any) -> Iterator[None]:
     model.config = copy.deepcopy(shared, copies)
     try:
         for target, config_class, entries in patches:
-            own = copies.get(id(target.config), model.config)
+            own = copies.get(id(own_config(target.config)), model.config)
             if not isinstance(own, config_class):
                 raise ValueError(
                     f"config must hold the configuration of its {type(target).__name__} to save a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Mapping
@@ -275,16 +276,37 @@ def patched_config(own: Any) -> Any:
     return view
 
 
+def own_config(config: Any) -> Any:
+    """Return the configuration of which one of `patched_config` is a view, or the one given."""
+    return getattr(config, "own_config", config)
+
+
 @functools.cache
 def _class_like(config_class: type) -> type:
-    """Return a class with the name of a class of configurations, by which transformers finds it."""
+    """Return a class with the name of a class of configurations, by which transformers finds it.
+
+    Called, it makes a configuration of that class: none that is new belongs to a patched model.
+    """
     stock: Any = config_class
+
+    def new(_: Any, *args: Any, **given: Any) -> Any:
+        return stock(*args, **given)
 
     def reduced(self: Any, _: Any) -> tuple[Any, ...]:  # of deep copies and pickles
         return patched_config, (self.own_config,)
 
+    def copied(self: Any) -> Any:
+        return patched_config(copy.copy(self.own_config))
+
+    def equal(self: Any, other: Any) -> Any:
+        return self.own_config == own_config(other)
+
     def set_name(self: Any, value: Any) -> None:
         self.own_config._attn_implementation = value
+
+    def set_checked_name(self: Any, value: Any) -> None:
+        if value != NAME:  # a model that is made of this configuration stores what it read
+            vars(self)["_attn_implementation_internal"] = value
 
     return type(
         config_class.__name__,
@@ -293,7 +315,11 @@ def _class_like(config_class: type) -> type:
             "__module__": config_class.__module__,
             "__slots__": ("own_config",),
             "__doc__": stock.__doc__,
+            "__new__": new,
             "__reduce_ex__": reduced,
+            "__copy__": copied,
+            "__eq__": equal,
             "_attn_implementation": property(lambda _: NAME, set_name),
+            "_attn_implementation_internal": property(lambda _: NAME, set_checked_name),
         },
     )

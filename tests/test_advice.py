@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 import ntk_alibi as na
@@ -65,6 +66,32 @@ def packed() -> Any:
     return attend(na.ALiBi(HEADS), arrays=rows, segment_ids=ids)[0]
 
 
+PER_HEAD = na.alibi_slopes(HEADS)
+RECORDED = torch.tensor(PER_HEAD, requires_grad=True)
+ADDED = np.where(PREFIX, np.float32(0), -np.inf)[None, None]
+KNEE, BY_QUERY = na.Knee(2, 4.0), na.DynamicNTK(2.0, TOKENS, per="query")
+OF_QUERIES = na.alibi_slopes(HEADS, BY_QUERY, [TOKENS])
+KERPLE, FIXED = na.KerpleLog(PER_HEAD, PER_HEAD), na.ALiBi(HEADS, slopes=OF_QUERIES)
+TABLE = na.DistanceTable(-abs(np.arange(1 - TOKENS, TOKENS))[None].repeat(HEADS, 0), 1 - TOKENS)
+BIASED = na.LogN(2, biased=True)
+FACTORS = na.log_n_scale(TOKENS, TOKENS, 2)[0, :, None]
+NORMS = na.KeyNorms().update(TENSORS[1])
+
+
+def attend_at(bias: Any, positions: Any) -> Any:
+    return attend(bias, arrays=TENSORS, key_positions=positions, query_positions=positions)
+
+
+def traced(call: Any) -> Any:
+    torch.compiler.reset()
+    return torch.compile(call, backend="eager", fullgraph=True)(torch.arange(TOKENS))
+
+
+class Attends(torch.nn.Module):
+    def forward(self, *arrays: torch.Tensor) -> torch.Tensor:
+        return attend(na.ALiBi(HEADS), arrays=arrays)
+
+
 #: What is asked, the advice in its error, what obeys it, and the right result.
 ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], Any]]] = {
     "a mask that shows keys ahead of a causal bias": (
@@ -116,13 +143,195 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], 
         ),
         lambda: expected(seen=CAUSAL & REAL[:, None, None].numpy()),
     ),
+    "sparse tensors": (
+        lambda: attend(arrays=(TENSORS[0].to_sparse(), *TENSORS[1:])),
+        r"query must be a dense tensor, see query.to_dense\(\)",
+        lambda: attend(arrays=(TENSORS[0].to_sparse().to_dense(), *TENSORS[1:])),
+        lambda: expected(seen=CAUSAL),
+    ),
+    "another byte order": (
+        lambda: attend(arrays=[x.astype(">f4") for x in INPUTS]),
+        r"query must be in native byte order, .* pass query.astype\('float32'\)",
+        lambda: attend(arrays=[x.astype(">f4").astype("float32") for x in INPUTS]),
+        lambda: expected(seen=CAUSAL),
+    ),
+    "arrays of float64": (
+        lambda: attend(arrays=[x.astype(float) for x in INPUTS]),
+        r"pass query.astype\(numpy.float32\), or see ntk_alibi.reference.attention",
+        lambda: attend(arrays=[x.astype(float).astype(np.float32) for x in INPUTS]),
+        lambda: expected(seen=CAUSAL),
+    ),
+    "slopes that require grad where the result is a constant": (
+        lambda: na.ALiBi(HEADS, slopes=RECORDED).tensor(TOKENS, TOKENS),
+        r"slopes must not require grad here, .* pass slopes.detach\(\)",
+        lambda: na.ALiBi(HEADS, slopes=RECORDED.detach()).tensor(TOKENS, TOKENS),
+        lambda: np.where(CAUSAL, -SLOPES * DISTANCE, -np.inf)[None],
+    ),
+    "padding as a mask": (
+        lambda: attend(mask=REAL.numpy()),
+        "pass padding as key_padding_mask, and pairs",
+        lambda: attend(key_padding_mask=REAL.numpy()),
+        lambda: expected(seen=CAUSAL & REAL[:, None, None].numpy()),
+    ),
+    "pairs of two axes": (
+        lambda: attend(mask=PREFIX, causal=False),
+        r"and pairs \(queries, keys\) as mask\[None, None\]",
+        lambda: attend(mask=PREFIX[None, None], causal=False),
+        lambda: expected(seen=PREFIX),
+    ),
+    "a mask of values to add": (
+        lambda: attend(mask=ADDED, causal=False),
+        "mask must be boolean, .* got float32: pass an array to add as bias",
+        lambda: attend(ADDED, causal=False),
+        lambda: expected(seen=PREFIX),
+    ),
+    "a mask of integers": (
+        lambda: attend(mask=PREFIX[None, None].astype(int), causal=False),
+        "mask must be boolean, .* pass mask != 0",
+        lambda: attend(mask=PREFIX[None, None].astype(int) != 0, causal=False),
+        lambda: expected(seen=PREFIX),
+    ),
+    "a scaling in place of a bias": (
+        lambda: attend(na.NTK(4.0)),
+        r"bias must be .*: pass ALiBi\(num_heads, NTK\(factor=4.0\)\)",
+        lambda: attend(na.ALiBi(HEADS, na.NTK(4.0))),
+        lambda: expected(-na.alibi_slopes(HEADS, na.NTK(4.0))[:, None, None] * DISTANCE, CAUSAL),
+    ),
+    "a pair of slopes": (
+        lambda: na.ALiBi(HEADS, slopes=(PER_HEAD, PER_HEAD)),
+        r"a pair \(left, right\) needs sides='two_slopes'",
+        lambda: attend(
+            na.ALiBi(HEADS, slopes=(PER_HEAD, PER_HEAD), sides="two_slopes"), causal=False
+        ),
+        lambda: expected(-SLOPES * DISTANCE),
+    ),
+    "a knee of slopes": (
+        lambda: na.alibi_slopes(HEADS, KNEE),
+        r"ALiBi\(num_heads, scaling\) and patch\(model, scaling\) take it",
+        lambda: attend(na.ALiBi(HEADS, KNEE)),
+        lambda: expected(
+            -SLOPES * (np.minimum(DISTANCE, 2) + np.maximum(DISTANCE - 2, 0) / 4), CAUSAL
+        ),
+    ),
+    "slopes for each query in a bias by key": (
+        lambda: na.build_alibi_tensor(REAL.numpy(), HEADS, np.float32, BY_QUERY),
+        r"ALiBi\(...\).tensor\(...\) and patch\(...\) take it",
+        lambda: attend(na.ALiBi(HEADS, BY_QUERY).tensor(TOKENS, TOKENS)),
+        lambda: expected(-OF_QUERIES[..., None] * DISTANCE, CAUSAL),
+    ),
+    "a scaling of some layers": (
+        lambda: na.ALiBi(HEADS, na.NTK(4.0, layers=[1])),
+        r"pass its at_layer\(number\), or use patch",
+        lambda: attend(na.ALiBi(HEADS, na.NTK(4.0, layers=[1]).at_layer(0))),
+        lambda: expected(-SLOPES * DISTANCE, CAUSAL),
+    ),
+    "a table times factors": (
+        lambda: attend(TABLE, log_n=BIASED),
+        r"pass bias.tensor\(query_length, key_length\)",
+        lambda: attend(TABLE.tensor(TOKENS, TOKENS), log_n=BIASED),
+        lambda: reference(INPUTS[0] * FACTORS, *INPUTS[1:], FACTORS * -DISTANCE, mask=CAUSAL)[0],
+    ),
+    "norms where torch records": (
+        lambda: attend(arrays=(TENSORS[0].clone().requires_grad_(), *TENSORS[1:]), key_norms=NORMS),
+        r"key_norms is for calls that torch neither records nor traces: use torch.no_grad\(\)",
+        lambda: torch.no_grad()(attend)(
+            arrays=(TENSORS[0].clone().requires_grad_(), *TENSORS[1:]), key_norms=NORMS
+        ),
+        lambda: expected(seen=CAUSAL),
+    ),
+    "quantized rows in NumPy's functions": (
+        lambda: np.asarray(na.QuantizedRows.of(INPUTS[1])),
+        r"pass its dequantized\(\)",
+        lambda: np.asarray(na.QuantizedRows.of(INPUTS[1]).dequantized()).round(1),
+        lambda: na.QuantizedRows.of(INPUTS[1]).dequantized().round(1),
+    ),
+    "more queries than keys": (
+        lambda: na.attention(
+            INPUTS[0], *(x[:, :, :3] for x in INPUTS[1:]), key_positions=np.arange(3)
+        ),
+        "query_positions must be given for more queries than keys",
+        lambda: na.attention(
+            INPUTS[0],
+            *(x[:, :, :3] for x in INPUTS[1:]),
+            key_positions=np.arange(3),
+            query_positions=np.arange(5),
+        ),
+        lambda: expected(seen=CAUSAL & (np.arange(TOKENS) < 3)),
+    ),
+    "a segment in two runs": (
+        lambda: attend(segment_ids=[0, 0, 1, 1, 0]),
+        "segment_ids must give each segment one run of tokens",
+        lambda: attend(segment_ids=[0, 0, 1, 1, 2]),
+        lambda: expected(seen=CAUSAL & (np.array([0, 0, 1, 1, 2])[:, None] == [0, 0, 1, 1, 2])),
+    ),
+    "positions of a bias over distance in a trace": (
+        lambda: traced(lambda at: attend_at(KERPLE, at)),
+        "pass a DistanceTable, which covers fixed distances",
+        lambda: traced(lambda at: attend_at(TABLE, at)),
+        lambda: expected(-DISTANCE, CAUSAL),
+    ),
+    "a dynamic scaling in a trace": (
+        lambda: traced(lambda _: attend(na.ALiBi(HEADS, BY_QUERY), arrays=TENSORS)),
+        r"pass ALiBi\(num_heads, slopes=na.alibi_slopes\(...\)\), made outside",
+        lambda: traced(lambda _: attend(FIXED, arrays=TENSORS)),
+        lambda: expected(-OF_QUERIES[..., None] * DISTANCE, CAUSAL),
+    ),
+    "torch.jit.trace": (
+        lambda: torch.jit.trace(Attends(), TENSORS),
+        "use torch.export or torch.compile",
+        lambda: torch.export.export(Attends(), TENSORS).module()(*TENSORS),
+        lambda: expected(-SLOPES * DISTANCE, CAUSAL),
+    ),
+    # Names of other libraries' arguments, each with the values that these libraries take.
+    "attn_mask of booleans": (
+        lambda: attend(attn_mask=PREFIX),
+        "pass a boolean array as mask",
+        lambda: attend(mask=PREFIX[None, None], causal=False),
+        lambda: expected(seen=PREFIX),
+    ),
+    "alibi_slopes": (
+        lambda: attend(alibi_slopes=PER_HEAD),
+        r"pass bias=na.ALiBi\(num_heads, slopes=alibi_slopes\)",
+        lambda: attend(na.ALiBi(HEADS, slopes=PER_HEAD)),
+        lambda: expected(-SLOPES * DISTANCE, CAUSAL),
+    ),
+    "cu_seqlens": (
+        lambda: attend(cu_seqlens=np.array([0, 2, 5])),
+        r"pass segment_ids=na.segment_ids_from_cu_seqlens\(cu_seqlens\)",
+        lambda: attend(segment_ids=na.segment_ids_from_cu_seqlens(np.array([0, 2, 5]))),
+        lambda: expected(seen=CAUSAL & (np.array([0, 0, 1, 1, 1])[:, None] == [0, 0, 1, 1, 1])),
+    ),
+    "dropout_p": (
+        lambda: attend(dropout_p=0.5),
+        "pass dropout, and a seed with arrays",
+        lambda: attend(dropout=0.5, seed=3),
+        lambda: expected(seen=CAUSAL, dropout=0.5, seed=3),
+    ),
+    "softmax_scale": (
+        lambda: attend(softmax_scale=0.25),
+        "pass scale",
+        lambda: attend(scale=0.25),
+        lambda: expected(seen=CAUSAL, scale=0.25),
+    ),
+    "window_size of flash-attn, (2, 0)": (
+        lambda: attend(window_size=(2, 0)),
+        r"pass window, which counts the query itself: window_size\[0\] \+ 1",
+        lambda: attend(window=3),
+        lambda: expected(seen=CAUSAL & (DISTANCE <= 2)),
+    ),
+    "is_causal": (
+        lambda: attend(is_causal=False),
+        "pass causal, which is True by default",
+        lambda: attend(causal=False),
+        lambda: expected(),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ADVICE)
 def test_who_does_what_an_error_says_gets_the_right_result(name: str) -> None:
     asked, advice, obeyed, right = ADVICE[name]
-    with pytest.raises((TypeError, ValueError), match=advice):
+    with pytest.raises((TypeError, ValueError, Unsupported), match=advice):
         asked()
     result, want = obeyed(), right()
     np.testing.assert_allclose(np.asarray(result, np.float64), want, rtol=1e-5, atol=2e-6)

@@ -126,6 +126,21 @@ def test_the_example_finds_the_package_and_computes_what_python_does(programs: P
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_the_environment_chooses_the_isa_of_a_program(programs: Path) -> None:
+    for isa in ("", "portable", "mmx"):
+        done = subprocess.run(
+            [programs / "causal_attention"],
+            env={**os.environ, "NTK_ALIBI_ISA": isa},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == (isa == "mmx")
+    assert "NTK_ALIBI_ISA must be one of portable" in done.stderr
+    assert done.stderr.endswith("on this machine, got 'mmx'\n")
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_library_that_links_the_core_is_installed_for_others(
     programs: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
 import math
 import os
@@ -153,6 +154,19 @@ def without(name: str, instead: Any) -> Callable[..., Any]:
     return wrong
 
 
+def with_masks_by_address() -> Callable[..., Any]:
+    """Return attention that finds a mask again by the address of its memory."""
+    kept: dict[int, Any] = {}
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        mask = options["mask"].mask if hasattr(options["mask"], "mask") else options["mask"]
+        address = mask.data_ptr() if isinstance(mask, torch.Tensor) else mask.ctypes.data
+        options["mask"] = kept.setdefault(address, copy.deepcopy(mask))
+        return attention(*arguments, **options)
+
+    return wrong
+
+
 @pytest.mark.parametrize(
     ("kind", "wrong", "cases"),
     [
@@ -165,6 +179,7 @@ def without(name: str, instead: Any) -> Callable[..., Any]:
         ("forward", without("key_padding_mask", None), 10 * SOON),
         ("certificate", without("skip_tolerance", 0.999), 10 * SOON),
         ("gradient", without("scale", 0.3), 10 * SOON),
+        ("changed-mask", with_masks_by_address(), SOON),
     ],
 )
 def test_a_defect_is_found(

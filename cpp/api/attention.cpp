@@ -32,6 +32,11 @@ void check_integer(const char* name, std::int64_t value, std::int64_t least,
     refuse(name, std::to_string(least) + " to " + std::to_string(greatest), value);
 }
 
+void check_length(const char* name, std::int64_t value) {
+  if (value == not_given) throw std::invalid_argument(std::string(name) + " must be given");
+  check_integer(name, value, 0);
+}
+
 // Returns a * b for a, b >= 0, or more than greatest_size if it is greater.
 std::int64_t product(std::int64_t a, std::int64_t b) {
   std::int64_t result;
@@ -45,8 +50,8 @@ void check_sizes(const AttentionArguments& a) {
   check_integer("key_heads", a.key_heads, 1);
   if (a.query_heads % a.key_heads != 0)
     refuse("query_heads", "a multiple of key_heads " + std::to_string(a.key_heads), a.query_heads);
-  check_integer("query_length", a.query_length, 0);
-  check_integer("key_length", a.key_length, 0);
+  check_length("query_length", a.query_length);
+  check_length("key_length", a.key_length);
   check_integer("head_dim", a.head_dim, 1, greatest_head_dim);
   if (a.query_length > a.key_length)
     refuse("query_length", "at most key_length " + std::to_string(a.key_length), a.query_length);
@@ -67,22 +72,35 @@ struct Axis {
   std::int64_t size, stride;  // the stride without its sign
 };
 
-// Checks that a tensor has data, and strides that stay within 2^60 elements. Rows that are written
-// must not overlap: each stride is as long as all that lies within it.
+// Returns a stride, which must be given for an axis of more than one.
+std::int64_t checked_stride(const char* tensor, const char* name, std::int64_t stride,
+                            std::int64_t size) {
+  if (stride != not_given) return stride;
+  if (size > 1)
+    throw std::invalid_argument(std::string(tensor) + "'s " + name +
+                                " must be given for an axis of " + std::to_string(size));
+  return 0;
+}
+
+// Returns the view of a tensor with data, and with strides that stay within 2^60 elements. Rows
+// that are written must not overlap: each stride is as long as all that lies within it.
 template <class Void>
-void check_rows(const char* name, const Rows<Void>& rows, const Shape& shape, bool written) {
-  if (shape.batch == 0 || shape.rows == 0) return;
+TensorView checked_rows(const char* name, const Rows<Void>& rows, const Shape& shape,
+                        bool written) {
+  if (shape.batch == 0 || shape.rows == 0) return {};
   if (rows.data == nullptr)
     throw std::invalid_argument(std::string(name) + " must have data, got a null pointer");
+  const std::int64_t batch_stride =
+      checked_stride(name, "batch_stride", rows.batch_stride, shape.batch);
+  const std::int64_t head_stride =
+      checked_stride(name, "head_stride", rows.head_stride, shape.heads);
+  const std::int64_t row_stride = checked_stride(name, "row_stride", rows.row_stride, shape.rows);
   const auto refuse_strides = [&](const char* expected) {
     throw std::invalid_argument(std::string(name) + "'s strides must " + expected + ", got " +
-                                std::to_string(rows.batch_stride) + ", " +
-                                std::to_string(rows.head_stride) + " and " +
-                                std::to_string(rows.row_stride) + " (batch, head and row)");
+                                std::to_string(batch_stride) + ", " + std::to_string(head_stride) +
+                                " and " + std::to_string(row_stride) + " (batch, head and row)");
   };
-  Axis axes[] = {{shape.batch, rows.batch_stride},
-                 {shape.heads, rows.head_stride},
-                 {shape.rows, rows.row_stride}};
+  Axis axes[] = {{shape.batch, batch_stride}, {shape.heads, head_stride}, {shape.rows, row_stride}};
   bool small = true;
   for (Axis& axis : axes) {
     small = small && axis.stride >= -greatest_size && axis.stride <= greatest_size;
@@ -98,15 +116,18 @@ void check_rows(const char* name, const Rows<Void>& rows, const Shape& shape, bo
   }
   if (!small || extent > greatest_size) refuse_strides("span at most 2^60 elements");
   if (written && !apart) refuse_strides("keep rows apart");
+  // The core writes to the output alone.
+  return {const_cast<void*>(rows.data), batch_stride, head_stride, row_stride};
 }
 
-void check_tensors(const AttentionArguments& a) {
+// Checks the tensors and gives their views to the problem.
+void view_tensors(const AttentionArguments& a, AttentionProblem& problem) {
   const Shape queries{a.batch, a.query_heads, a.query_length, a.head_dim};
   const Shape keys{a.batch, a.key_heads, a.key_length, a.head_dim};
-  check_rows("query", a.query, queries, false);
-  check_rows("key", a.key, keys, false);
-  check_rows("value", a.value, keys, false);
-  check_rows("output", a.output, queries, true);
+  problem.query = checked_rows<const void>("query", a.query, queries, false);
+  problem.key = checked_rows<const void>("key", a.key, keys, false);
+  problem.value = checked_rows<const void>("value", a.value, keys, false);
+  problem.output = checked_rows<void>("output", a.output, queries, true);
   for (const void* input : {a.query.data, a.key.data, a.value.data})
     if (input != nullptr && input == a.output.data)
       throw std::invalid_argument("output must not share memory with an input, got an input's");
@@ -123,12 +144,23 @@ void check_scalars(const AttentionArguments& a) {
     refuse("skip_tolerance", "at least 0 and below 1", *a.skip_tolerance);
 }
 
-void check_mask(const AttentionArguments& a) {
+// Returns the view of a mask of pairs.
+MaskView checked_mask(const AttentionArguments& a) {
+  const Mask& mask = a.mask;
+  MaskView view{mask.data,
+                {a.batch, a.query_heads, a.query_length, a.key_length},
+                {checked_stride("mask", "batch_stride", mask.batch_stride, a.batch),
+                 checked_stride("mask", "head_stride", mask.head_stride, a.query_heads),
+                 checked_stride("mask", "query_stride", mask.query_stride, a.query_length),
+                 checked_stride("mask", "key_stride", mask.key_stride, a.key_length)}};
+  for (const std::int64_t stride : view.strides)
+    check_integer("mask's strides", stride, -greatest_size, greatest_size);
+  return view;
+}
+
+void check_rule(const AttentionArguments& a) {
   if (a.window) check_integer("window", *a.window, 1);
   check_integer("sink", a.sink, 0);
-  for (const std::int64_t stride :
-       {a.mask.batch_stride, a.mask.head_stride, a.mask.query_stride, a.mask.key_stride})
-    check_integer("mask's strides", stride, -greatest_size, greatest_size);
   if (!a.causal_block) return;
   check_integer("causal_block", *a.causal_block, 1);
   if (!a.causal) throw std::invalid_argument("causal must be true with causal_block, got false");
@@ -143,26 +175,19 @@ DType dtype_of(ElementType type) {
   refuse("element_type", "float32, bfloat16 or float16", static_cast<int>(type));
 }
 
-// The core writes to the output alone.
-TensorView view(const Rows<const void>& rows) {
-  return {const_cast<void*>(rows.data), rows.batch_stride, rows.head_stride, rows.row_stride};
-}
-
 }  // namespace
 
 void attention(const AttentionArguments& a) {
   check_sizes(a);
-  const DType dtype = dtype_of(a.element_type);
-  check_tensors(a);
+  AttentionProblem problem{};
+  problem.dtype = dtype_of(a.element_type);
+  view_tensors(a, problem);
   check_scalars(a);
-  check_mask(a);
+  check_rule(a);
+  std::optional<MaskView> mask_view;
+  if (a.mask.data != nullptr) mask_view = checked_mask(a);
   if (a.batch == 0 || a.query_length == 0) return;
 
-  AttentionProblem problem{};
-  problem.dtype = dtype;
-  problem.query = view(a.query), problem.key = view(a.key), problem.value = view(a.value);
-  problem.output = {a.output.data, a.output.batch_stride, a.output.head_stride,
-                    a.output.row_stride};
   problem.logsumexp = a.logsumexp;
   problem.batch = a.batch;
   problem.query_heads = a.query_heads, problem.key_heads = a.key_heads;
@@ -174,11 +199,8 @@ void attention(const AttentionArguments& a) {
   problem.mask = {a.causal, a.window.value_or(MaskRule::no_window), a.causal_block.value_or(0),
                   a.sink};
   std::optional<BlockMask> mask;
-  if (a.mask.data != nullptr) {
-    const Mask& m = a.mask;
-    mask.emplace(MaskView{m.data,
-                          {a.batch, a.query_heads, a.query_length, a.key_length},
-                          {m.batch_stride, m.head_stride, m.query_stride, m.key_stride}});
+  if (mask_view) {
+    mask.emplace(*mask_view);
     problem.pairs = {&*mask, 0, 0, 0};
   }
   if (a.slopes != nullptr) {

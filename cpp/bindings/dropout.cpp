@@ -1,4 +1,4 @@
-// Dropout, and the random numbers that decide it.
+// Dropout, and what is drawn for it.
 #include "core/dropout.h"
 
 #include "bindings/pybind.h"

@@ -1,6 +1,7 @@
 #include "core/isa.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <stdexcept>
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -109,6 +110,19 @@ const Isa compiled_isas[] = {
 #endif
 };
 
+// Returns the ISA of a name. Throws std::invalid_argument for one that this machine cannot run.
+const Isa* named_isa(const std::string& name) {
+  std::string choices;
+  for (const Isa& isa : compiled_isas) {
+    if (!isa.runs_here()) continue;
+    if (name == isa.name) return &isa;
+    choices += choices.empty() ? "" : ", ";
+    choices += isa.name;
+  }
+  throw std::invalid_argument("NTK_ALIBI_ISA must be one of " + choices +
+                              " on this machine, got '" + name + "'");
+}
+
 const Isa* best_isa() {
   const Isa* best = nullptr;
   for (const Isa& isa : compiled_isas) {
@@ -117,8 +131,14 @@ const Isa* best_isa() {
   return best;
 }
 
+// The choice of the environment, which is read once, or the best.
+const Isa* first_isa() {
+  const char* name = std::getenv("NTK_ALIBI_ISA");
+  return name != nullptr && *name != '\0' ? named_isa(name) : best_isa();
+}
+
 std::atomic<const Isa*>& active() {
-  static std::atomic<const Isa*> isa{best_isa()};
+  static std::atomic<const Isa*> isa{first_isa()};
   return isa;
 }
 
@@ -134,20 +154,7 @@ std::vector<std::string> available_isas() {
 
 const char* active_isa() { return active().load()->name; }
 
-void select_isa(const std::string& name) {
-  std::string choices;
-  for (const Isa& isa : compiled_isas) {
-    if (!isa.runs_here()) continue;
-    if (name == isa.name) {
-      active() = &isa;
-      return;
-    }
-    choices += choices.empty() ? "" : ", ";
-    choices += isa.name;
-  }
-  throw std::invalid_argument("NTK_ALIBI_ISA must be one of " + choices +
-                              " on this machine, got '" + name + "'");
-}
+void select_isa(const std::string& name) { active() = named_isa(name); }
 
 const KernelTable& active_kernels() { return *active().load()->kernels; }
 

@@ -1,4 +1,5 @@
-// The choice of the kernels' instruction set: made when the module loads, and changed by tests.
+// The choice of the kernels' instruction set: made when it is first asked for, by the environment
+// variable NTK_ALIBI_ISA or, without it, by the machine; and changed by tests.
 #pragma once
 
 #include <string>
@@ -11,6 +12,7 @@ namespace ntk_alibi {
 // The names of the compiled ISAs that this machine runs, plainest first.
 std::vector<std::string> available_isas();
 
+// Throws std::invalid_argument if NTK_ALIBI_ISA has no name of these.
 const char* active_isa();
 
 // Selects an ISA by name. Throws std::invalid_argument, which lists the choices, if the name is

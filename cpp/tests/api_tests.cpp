@@ -94,6 +94,7 @@ void test_public_interface() {
   CHECK(weighed[0] > weighed[1] && weighed[1] > weighed[2]);
   CHECK(alibi_slopes(4) == (std::vector<float>{0.25f, 0.0625f, 0.015625f, 0.00390625f}));
   AttentionArguments nothing;
+  nothing.query_length = nothing.key_length = 0;
   nothing.head_dim = 1;
   attention(nothing);  // no queries and no keys
   nothing.batch = nothing.query_heads = nothing.key_heads = int32_max;
@@ -105,6 +106,7 @@ void test_public_interface_refuses() {
     return message.find(words) != std::string::npos;
   };
   using Arguments = AttentionArguments;
+  static const std::uint8_t some_bytes[300] = {1};
   CHECK(error_of([](Arguments&) {}).empty());
   CHECK(error_of([](Arguments& a) { a.head_dim = 257; }) == "head_dim must be 1 to 256, got 257");
   CHECK(mentions(error_of([](Arguments& a) { a.batch = -1; }), "batch must be 0 to"));
@@ -132,7 +134,7 @@ void test_public_interface_refuses() {
         "2147483647 x 2147483647 x 20");
   CHECK(mentions(error_of([](Arguments& a) { a.window = 0; }), "window must be 1 to"));
   CHECK(mentions(error_of([](Arguments& a) { a.sink = -1; }), "sink must be 0 to"));
-  CHECK(mentions(error_of([](Arguments& a) { a.mask.key_stride = INT64_MIN; }),
+  CHECK(mentions(error_of([](Arguments& a) { a.mask = {some_bytes, 0, 0, 0, INT64_MAX}; }),
                  "mask's strides must be"));
   CHECK(mentions(error_of([](Arguments& a) { a.causal_block = 4, a.causal = false; }),
                  "causal must be true with causal_block"));
@@ -145,10 +147,28 @@ void test_public_interface_refuses() {
   CHECK(error_of([](Arguments& a) { a.output.head_stride = 0; }) ==
         "output's strides must keep rows apart, got 4200, 0 and 20 (batch, head and row)");
   CHECK(mentions(error_of([](Arguments& a) { a.output.row_stride = 19; }), "keep rows apart"));
-  CHECK(
-      mentions(error_of([](Arguments& a) { a.key.row_stride = INT64_MIN; }), "key's strides must"));
+  CHECK(mentions(error_of([](Arguments& a) { a.key.row_stride = -INT64_MAX; }),
+                 "key's strides must"));
   CHECK(mentions(error_of([](Arguments& a) { a.value.row_stride = std::int64_t{1} << 59; }),
                  "value's strides must span at most 2^60 elements"));
+  // What was forgotten: lengths, strides of axes of more than one, which may be 0.
+  CHECK(error_of([](Arguments& a) { a.query_length = Arguments().query_length; }) ==
+        "query_length must be given");
+  CHECK(error_of([](Arguments& a) { a.key_length = Arguments().key_length; }) ==
+        "key_length must be given");
+  CHECK(error_of([](Arguments& a) { a.key = {a.key.data}; }) ==
+        "key's head_stride must be given for an axis of 3");
+  CHECK(error_of([](Arguments& a) { a.query = {a.query.data, 0, 300 * 20}; }) ==
+        "query's row_stride must be given for an axis of 70");
+  CHECK(error_of([](Arguments& a) { a.output.head_stride = not_given; }) ==
+        "output's head_stride must be given for an axis of 3");
+  CHECK(error_of([](Arguments& a) { a.value = {a.value.data, 0, 0, 20}; }).empty());
+  CHECK(error_of([](Arguments& a) { a.query.batch_stride = not_given; }).empty());
+  CHECK(error_of([](Arguments& a) { a.mask.data = some_bytes; }) ==
+        "mask's head_stride must be given for an axis of 3");
+  CHECK(error_of([](Arguments& a) { a.mask = {some_bytes, 0, 0}; }) ==
+        "mask's query_stride must be given for an axis of 70");
+  CHECK(error_of([](Arguments& a) { a.mask = {some_bytes, 0, 0, 0}; }).empty());
   // Rows of tokens, each with all heads, and rows from the end.
   CHECK(
       error_of([](Arguments& a) { a.output.head_stride = 20, a.output.row_stride = 60; }).empty());

@@ -14,6 +14,7 @@ inline int failures = 0;
   } while (false)
 
 // These do not depend on the instruction set.
+void test_the_environment_chooses_the_isa();
 void test_parallel_for_covers_everything_once();
 void test_exceptions_leave_parallel_regions();
 void test_interrupts_stop_parallel_regions();

@@ -6,6 +6,7 @@
 using namespace ntk_alibi;
 
 int main() {
+  test_the_environment_chooses_the_isa();
   test_parallel_for_covers_everything_once();
   test_exceptions_leave_parallel_regions();
   test_interrupts_stop_parallel_regions();

@@ -2,10 +2,12 @@
 #include <atomic>
 #include <cfenv>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -125,6 +127,27 @@ void test_the_callers_mode_stays() {
   std::fesetround(rounding);
   set_interrupt_check(nullptr);
   set_num_threads(0);
+}
+
+// The first choice, so that this test comes before all others that ask for kernels.
+void test_the_environment_chooses_the_isa() {
+  const char* before = std::getenv("NTK_ALIBI_ISA");
+  const std::string kept = before == nullptr ? "" : before;
+  setenv("NTK_ALIBI_ISA", "mmx", 1);
+  bool refused = false;
+  try {
+    active_kernels();
+  } catch (const std::invalid_argument& error) {
+    refused = std::strstr(error.what(), "NTK_ALIBI_ISA must be one of ") != nullptr &&
+              std::strstr(error.what(), "got 'mmx'") != nullptr;
+  }
+  CHECK(refused);
+  const std::string plainest = available_isas().front();
+  setenv("NTK_ALIBI_ISA", plainest.c_str(), 1);
+  CHECK(active_isa() == plainest);
+  setenv("NTK_ALIBI_ISA", "mmx", 1);  // which is read no more
+  CHECK(active_isa() == plainest);
+  setenv("NTK_ALIBI_ISA", kept.c_str(), 1);
 }
 
 void test_unknown_isas_are_refused() {

@@ -8,6 +8,7 @@ from fuzz.draw import Draw
 from fuzz.kinds import (
     arguments,
     certificate,
+    changed_masks,
     dense,
     extremes,
     forward,
@@ -31,6 +32,7 @@ KINDS: Mapping[str, tuple[float, Kind]] = {
     "rotate": (2, rotate.rotate),
     "merge": (4, merge.merge),
     "key-norms": (3, key_norms.key_norms),
+    "changed-mask": (2, changed_masks.changed_mask),
     "bad-argument": (8, arguments.bad_argument),
     "any-argument": (4, arguments.any_argument),
     "extreme": (4, extremes.extreme),

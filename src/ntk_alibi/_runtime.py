@@ -15,8 +15,7 @@ OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "pandas
 
 def start() -> None:
     """Choose the instruction set and register the fork handler, while the package is imported."""
-    if isa := os.environ.get("NTK_ALIBI_ISA"):
-        _core.select_isa(isa)
+    _core.active_isa()  # an unknown name in NTK_ALIBI_ISA is an error of the import
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_core.after_fork_in_child)
 

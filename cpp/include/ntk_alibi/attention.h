@@ -16,14 +16,18 @@
 
 namespace ntk_alibi {
 
+// The lengths and strides of fields that nobody has set.
+constexpr std::int64_t not_given = INT64_MIN;
+
 enum class ElementType { float32, bfloat16, float16 };
 
 // Rows (batch, heads, rows, head_dim) in the caller's memory: `Rows<const void>` to be read,
-// `Rows<void>` to be written. Strides are in elements; the elements of a row are adjacent.
+// `Rows<void>` to be written. Strides are in elements, and must be given for axes of more than one;
+// a stride of 0 repeats an axis that is read. The elements of a row are adjacent.
 template <class Void>
 struct Rows {
   Void* data = nullptr;
-  std::int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+  std::int64_t batch_stride = not_given, head_stride = not_given, row_stride = not_given;
 };
 
 // The number of elements of heads x rows x head_dim, each 0 or more and together at most 2^60.
@@ -36,10 +40,11 @@ Rows<Void> contiguous(Void* data, std::int64_t heads, std::int64_t rows, std::in
 }
 
 // A mask (batch, query_heads, query_length, key_length) of bytes, 0 where a query must not see a
-// key. Strides are in bytes; a stride of 0 repeats an axis.
+// key. Strides are in bytes, and must be given as for rows.
 struct Mask {
   const std::uint8_t* data = nullptr;
-  std::int64_t batch_stride = 0, head_stride = 0, query_stride = 0, key_stride = 1;
+  std::int64_t batch_stride = not_given, head_stride = not_given, query_stride = not_given;
+  std::int64_t key_stride = 1;
 };
 
 // One call of attention. The last query is at the position of the last key.
@@ -53,8 +58,8 @@ struct AttentionArguments {
   std::int64_t batch = 1;
   std::int64_t query_heads = 1;
   std::int64_t key_heads = 1;  // divides query_heads (GQA, MQA)
-  std::int64_t query_length = 0;
-  std::int64_t key_length = 0;
+  std::int64_t query_length = not_given;
+  std::int64_t key_length = not_given;
   std::int64_t head_dim = 0;  // 1 to 256
 
   Rows<const void> query;  // (batch, query_heads, query_length, head_dim)
@@ -82,7 +87,9 @@ struct AttentionArguments {
   std::optional<double> skip_tolerance = 0.0;
 };
 
-// Computes attention on as many threads as OpenMP has (OMP_NUM_THREADS, omp_set_num_threads).
+// Computes attention on as many threads as OpenMP has (OMP_NUM_THREADS, omp_set_num_threads), by
+// the fastest of this machine's instruction sets, or the one that the environment variable
+// NTK_ALIBI_ISA names (portable, avx2, avx512 ...), which is read once.
 // Throws std::domain_error if scores or sums leave float32's range although all inputs are finite,
 // and std::bad_alloc; the output is then undefined.
 void attention(const AttentionArguments& arguments);

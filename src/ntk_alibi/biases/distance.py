@@ -123,7 +123,8 @@ class DistanceTable(DistanceBias):
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: table has the wrong shape, NaN or +infinity, or begin is out of range; in
-            `attention`, a visible distance is not in the table.
+            `attention`, a visible distance is not in the table (NaN if torch traces or maps
+            positions of float64 tensors).
 
     Example:
         >>> import ntk_alibi as na

@@ -6,6 +6,7 @@ runs of keys splits this form, not the bias object.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -301,8 +302,11 @@ class KernelBias(NamedTuple):
             size = self.table.shape[1]
             if size == 0:  # no key is visible
                 return 0.0 * distance, distance != distance
-            index = xp.clip(distance[:, 0] - self.table_begin, 0, size - 1)
+            column = distance[:, 0] - self.table_begin
+            index = xp.clip(column, 0, size - 1)
             dense = self.table[:, index].swapaxes(0, 1)
+            if not (has_values(queries) and has_values(keys)):  # else `checked` compared them
+                dense = xp.where((column == index)[:, None], dense, math.nan)
         if dense is None:
             return 0.0 * distance[:1, :, :1, :1], (distance != distance)[:1, :, :1, :1]
         hidden = xp.isneginf(dense)

@@ -18,12 +18,12 @@ NOT_REAL = "cSUmM"
 
 def as_float64(name: str, values: Any) -> NDArray[np.float64]:
     """Return a copy of real values as float64."""
-    given = _checks.constant(name, values) if _arrays.is_array(values) else values
+    _checks.check_plain(name, values)
+    given = _checks.constant(name, values) if _arrays.is_tensor(values) else values
     try:
         if given is None or np.asarray(given).dtype.kind in NOT_REAL:
             raise TypeError
-        with np.errstate(over="ignore"):  # infinity is refused later, with its reason
-            return np.array(given, np.float64)
+        return np.array(given, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} must hold real values, got {_checks.briefly(values)}") from None
 

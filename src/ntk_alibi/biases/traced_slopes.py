@@ -33,7 +33,8 @@ def traced_slopes(
         allowed = ", ".join(kind.__name__ for kind in known)
         raise ValueError(
             f"scaling must be None or one of {allowed} where torch traces attention, got "
-            f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...))"
+            f"{type(scaling).__name__}: pass ALiBi(num_heads, slopes=na.alibi_slopes(...)), made "
+            "outside of the traced code"
         )
     config = scaling_to_config(split_knee(scaling)[0])
     names = [name for name in config if name != "alibi_type"]

@@ -313,6 +313,9 @@ def checked_call(
             )
         if got[3] != key_shape[3]:
             raise ValueError(f"key_norms must be of key's head_dim {key_shape[3]}, got {got[3]}")
+        dtype = _arrays.dtype_name((key.numbers if is_quantized(key) else key).dtype)
+        if key_norms.dtype != dtype:
+            raise TypeError(f"key_norms must be of key's dtype {dtype}, got {key_norms.dtype}")
 
     dropped = None
     if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:

@@ -25,6 +25,7 @@ class KeyNorms:
 
     Attributes:
         length: the number of measured keys.
+        dtype: the dtype of these keys, such as "float32", or None before the first.
         centres: float32 (batch, key heads, head_dim), the mean of each head's first 256 keys, or of
             all keys while there are fewer. Norms are measured from the centre, because softmax does
             not change when all keys move by the same vector.
@@ -53,6 +54,7 @@ class KeyNorms:
 
     def __init__(self) -> None:
         self.length = 0
+        self.dtype: str | None = None
         self.centres = np.empty((0, 0, 0), np.float32)  # (batch, key heads, head_dim)
         self.norms = np.empty((0, 0, 0, 3), np.float32)  # (batch, key heads, blocks, kinds)
 
@@ -63,7 +65,8 @@ class KeyNorms:
             key: (batch, key heads, keys, head_dim), the whole cache, at least as long as before.
 
         Raises:
-            TypeError: key is not an array, a tensor or `QuantizedRows`, or has the wrong dtype.
+            TypeError: key is not an array, a tensor or `QuantizedRows`, or has a wrong dtype, or
+                another one than before.
             ValueError: key does not have four axes, is shorter than before, or has another batch,
                 number of heads or head_dim.
         """
@@ -77,6 +80,9 @@ class KeyNorms:
         if not has_values(key):
             raise ValueError("key must have values, got a tensor that torch traces or transforms")
         batch, heads, length, head_dim = key.shape
+        dtype = _arrays.dtype_name(rows.dtype)
+        if self.length and dtype != self.dtype:
+            raise TypeError(f"key must be of {self.dtype} as before, got {dtype}")
         before = self.centres.shape
         if self.length and (batch, heads) != before[:2]:
             got = key.shape[:2]
@@ -97,5 +103,5 @@ class KeyNorms:
         memory = backend_of(rows).storage(rows)
         scales = None if scales is None else readable(scales)
         _core.measure_key_norms(memory, self.length, self.norms, self.centres, scales)
-        self.length = length
+        self.length, self.dtype = length, dtype
         return self

@@ -64,20 +64,20 @@ class Problem(NamedTuple):
     ) -> Problem:
         """Check the arguments and return the problem of a shape (batch, heads, queries, keys).
 
-        Values of arrays are checked in main memory only, and not while torch traces; segment ids
-        are read on any device. `like` is a tensor on the device of the call, or None.
+        Shapes are checked always, values of arrays in main memory only, and not while torch traces;
+        segment ids are read on any device. `like` is a tensor on the device of the call, or None.
         """
         batch, _, queries, keys = shape
         align = checked_alignment(align, query_positions)
         explicit = query_positions is not None or align == "start"
         arrays = key_padding_mask, key_positions, query_positions
         unread = _unread((*arrays, segment_ids, query_segment_ids), like)
-        if unread or not backend_of(like).in_main_memory:
-            real, at_keys, at_queries = map(_rows, arrays)
-        else:
-            real = checked_key_padding_mask(key_padding_mask, batch, keys)
-            at_keys = checked_positions("key_positions", key_positions, batch, keys)
-            at_queries = checked_positions("query_positions", query_positions, batch, queries)
+        read = not unread and backend_of(like).in_main_memory
+        real = checked_key_padding_mask(key_padding_mask, batch, keys, read=read)
+        at_keys = checked_positions("key_positions", key_positions, batch, keys, read=read)
+        at_queries = checked_positions(
+            "query_positions", query_positions, batch, queries, read=read
+        )
         ids = None
         if segment_ids is not None:
             if align == "start":
@@ -307,31 +307,36 @@ def checked_attention_mask(value: Any, name: str = "attention_mask") -> NDArray[
     return np.ascontiguousarray(ones).view(np.uint8)
 
 
-def checked_key_padding_mask(value: Any, batch: int, keys: int) -> NDArray[np.uint8] | None:
-    """Check a padding mask against (batch, keys) and return it as uint8, or None."""
+def checked_key_padding_mask(value: Any, batch: int, keys: int, *, read: bool = True) -> Any:
+    """Check a padding mask against (batch, keys) and return it, uint8 if it is read, or None."""
     if value is None:
         return None
-    mask = checked_attention_mask(value, "key_padding_mask")
-    if mask.shape != (batch, keys):
+    mask = checked_attention_mask(value, "key_padding_mask") if read else value
+    if tuple(mask.shape) != (batch, keys):
         raise ValueError(
-            f"key_padding_mask must have shape (batch, keys) = ({batch}, {keys}), got {mask.shape}"
+            f"key_padding_mask must have shape (batch, keys) = ({batch}, {keys}), got "
+            f"{tuple(mask.shape)}"
         )
     return mask
 
 
-def checked_positions(name: str, value: Any, batch: int, length: int) -> NDArray[np.int32] | None:
-    """Check positions, (length,) or (batch, length), and return int32 (1 or batch, length)."""
+def checked_positions(name: str, value: Any, batch: int, length: int, *, read: bool = True) -> Any:
+    """Check positions, (length,) or (batch, length), and return (1 or batch, length), or None.
+
+    If they are read, they become int32.
+    """
     if value is None:
         return None
-    array = _checks.constant(name, value)
-    if array.dtype.kind == "f" and (broken := array[array != np.floor(array)]).size:
+    array = _checks.constant(name, value) if read else value
+    if read and array.dtype.kind == "f" and (broken := array[array != np.floor(array)]).size:
         raise ValueError(f"{name} must be integers, got {broken[0]}")
-    if array.dtype.kind not in "iu" and array.size:
+    shape = tuple(array.shape)
+    if not _arrays.dtype_name(array.dtype).startswith(("int", "uint")) and 0 not in shape:
         raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
-    if array.shape not in ((length,), (1, length), (batch, length)):
-        raise ValueError(
-            f"{name} must have shape ({length},) or ({batch}, {length}), got {array.shape}"
-        )
+    if shape not in ((length,), (1, length), (batch, length)):
+        raise ValueError(f"{name} must have shape ({length},) or ({batch}, {length}), got {shape}")
+    if not read:
+        return array if array.ndim == 2 else array[None]
     if array.size and not (array.min() >= 0 and array.max() <= _checks.MAX_LENGTH):
         raise ValueError(
             f"{name} must be between 0 and {_checks.MAX_LENGTH}, got {array.min()} to {array.max()}"
@@ -354,7 +359,3 @@ def _ranges(positions: Any, first: int, last: int) -> tuple[Any, Any]:
         return first, last
     rows = _arrays.to_numpy(positions).astype(np.int64)
     return rows.min(axis=1), rows.max(axis=1)
-
-
-def _rows(value: Any) -> Any:
-    return value[None] if value is not None and value.ndim == 1 else value

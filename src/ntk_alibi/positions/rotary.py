@@ -195,8 +195,8 @@ class RoPE(_Rotary):
         _checks.floating_dtype(x.dtype, (*_arrays.CORE_DTYPES, "float64"), "x")
         if x.shape[3] != self.head_dim:
             raise ValueError(f"x must have head_dim {self.head_dim}, got {tuple(x.shape)}")
-        if not is_tracing():
-            masks.checked_positions("positions", positions, x.shape[0], x.shape[2])
+        batch, _, length, _ = x.shape
+        masks.checked_positions("positions", positions, batch, length, read=not is_tracing())
         backend = backend_of(x)
         at = rows_of_integers(backend, positions, x.shape[2])
         result: ArrayT = backend.cast(self.rotated(x, at), x.dtype)

@@ -128,28 +128,28 @@ class Attend:
         if own:
             query, key, value = self._checked(query, key, value)
         scale = query.shape[3] ** -0.5 if scale is None else scale
-        made = mask.made if isinstance(mask, Tokens) else None
-        if made is None:
+        forward_pass = mask.forward_pass if isinstance(mask, Tokens) else None
+        if forward_pass is None:
             sizes = query.shape[0], query.shape[2], key.shape[2]
-            made = self.pass_of(mask, sizes, query.device, cache, weights)
-        heads = made.problem.shape[1] if made.heads is None else None
+            forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
+        heads = forward_pass.problem.shape[1] if forward_pass.heads is None else None
         if heads is not None and query.shape[1] != heads:
             raise ValueError(
                 f"query must have the {heads} heads that {type(self.layer).__name__} had at the "
                 f"patch, got {query.shape[1]}: patch again after changing heads"
             )
-        cache = cache if made.cache is None else made.cache
-        attend = FORMS[made.settings.attention]
-        output, formed = attend(self, made, query, key, value, cache, scale, dropout)
+        cache = cache if forward_pass.cache is None else forward_pass.cache
+        attend = FORMS[forward_pass.settings.attention]
+        output, formed = attend(self, forward_pass, query, key, value, cache, scale, dropout)
         return output.to(dtype) if own else output, formed
 
     def with_cached(
-        self, made: Pass, key: Any, value: Any, cache: Any, append: Any = None
+        self, forward_pass: Pass, key: Any, value: Any, cache: Any, append: Any = None
     ) -> tuple[Any, Any, int]:
         """Return the keys and values of a pass, and how many places of a cache are empty.
 
         Args:
-            made: the pass.
+            forward_pass: the pass.
             key: the new keys.
             value: the new values.
             cache: the cache that holds the keys before these and gets these, or None.
@@ -157,9 +157,9 @@ class Attend:
         """
         if cache is not None:
             key, value = (append or cache.update)(key, value, self.number)
-        batch, _, _, length = made.problem.shape
+        batch, _, _, length = forward_pass.problem.shape
         places = key.shape[2]
-        if (key.shape[0], places) != (batch, made.real.shape[1]):
+        if (key.shape[0], places) != (batch, forward_pass.real.shape[1]):
             raise ValueError(
                 f"{CACHE} must hold the {length} tokens of {batch} rows that the model sees, got "
                 f"{places} of {key.shape[0]}"
@@ -195,11 +195,11 @@ class Attend:
                 )
             check_tensor("attention_mask", mask)
             tokens = self.tokens_of(mask, sizes, device, cache, weights)
-        if tokens.made is None:
+        if tokens.forward_pass is None:
             given = Given.of(self, tokens, sizes, device, cache, weights=weights)
-            tokens.made = passes.begin(given)
+            tokens.forward_pass = passes.begin(given)
             tokens.padding = None  # which keeps these tokens as long as it lives
-        return cast(Pass, tokens.made)
+        return cast(Pass, tokens.forward_pass)
 
     def tokens_of(
         self,

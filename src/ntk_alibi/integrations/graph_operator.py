@@ -34,7 +34,7 @@ def fits(attend: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bo
         return False
     if isinstance(mask, Tokens):
         of_keys = getattr(mask.padding, "ndim", 2) == 2
-        return of_keys and mask.segments is mask.made is None and not mask.weights
+        return of_keys and mask.segments is mask.forward_pass is None and not mask.weights
     return attend.family.code is None
 
 

@@ -126,7 +126,7 @@ def register(target: nn.Module, bias: Any) -> None:
         target.add_module(NAME, nn.ModuleDict(every))
 
 
-def held_by(target: nn.Module, bias: Any) -> dict[Any, Any]:
+def biases_of(target: nn.Module, bias: Any) -> dict[Any, Any]:
     """Return the biases by layers, with the modules that the model has now."""
     own = by_layer(bias)
     for layer in modules_of(bias):

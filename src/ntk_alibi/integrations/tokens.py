@@ -50,7 +50,7 @@ class Tokens(BlockMask):
         positions: the position_ids beside a mask of four dimensions, or None.
         weights: whether the caller wants attention weights, where layers are not told.
         segments: `PackedSegments`, or None.
-        made: the `ForwardPass`, or None before the first layer.
+        forward_pass: the `Pass`, or None before the first layer.
     """
 
     shape = (1, 1, 1, 1)  # transformers leaves masks of four dimensions as they are
@@ -61,13 +61,13 @@ class Tokens(BlockMask):
         *,
         positions: Any = None,
         segments: Any = None,
-        made: Any = None,
+        forward_pass: Any = None,
     ) -> None:
         self.padding = padding
         self.positions = positions
         self.weights = False
         self.segments = segments
-        self.made = made
+        self.forward_pass = forward_pass
 
     @property
     def ndim(self) -> NoReturn:

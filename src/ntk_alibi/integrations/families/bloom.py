@@ -102,13 +102,17 @@ def _stock(
     """
     batch, queries = hidden_states.shape[:2]
     sizes = batch, queries, queries
-    made = attend.pass_of(attention_mask, sizes, hidden_states.device, cache, bool(weights))
-    settings = made.settings
-    if settings.attention != "eager" or settings.log_n is not None or made.cache is not None:
+    forward_pass = attend.pass_of(attention_mask, sizes, hidden_states.device, cache, bool(weights))
+    settings = forward_pass.settings
+    if (
+        settings.attention != "eager"
+        or settings.log_n is not None
+        or forward_pass.cache is not None
+    ):
         return None
-    bias, dtype = made.bias_of(attend.number), hidden_states.dtype
-    given = made, bias, layer.num_heads, hidden_states
-    tensor, mask = made.memo(bias, dtype, _bias_and_mask, *given)
+    bias, dtype = forward_pass.bias_of(attend.number), hidden_states.dtype
+    given = forward_pass, bias, layer.num_heads, hidden_states
+    tensor, mask = forward_pass.memo(bias, dtype, _bias_and_mask, *given)
     kwargs["output_attentions"] = weights
     outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
         layer, hidden_states, residual, tensor, mask, cache, **kwargs
@@ -117,16 +121,16 @@ def _stock(
 
 
 def _bias_and_mask(
-    made: Pass, bias: Any, heads: int, like: torch.Tensor
+    forward_pass: Pass, bias: Any, heads: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    mask, dtype, problem = made.real, like.dtype, made.problem
-    values, seen = made.pairs(bias, like)
+    mask, dtype, problem = forward_pass.real, like.dtype, forward_pass.problem
+    values, seen = forward_pass.pairs(bias, like)
     beyond = 0, mask.shape[1] - problem.shape[3]  # places of a static cache
     hidden = ~F.pad(seen.expand(len(mask), -1, -1, -1), beyond)
     zeros = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
     hides = zeros.masked_fill(hidden, torch.finfo(dtype).min)
     scaling = getattr(bias, "scaling", None)
-    per, own = scaling_per(scaling), getattr(bias, "rule", None) != made.rule
+    per, own = scaling_per(scaling), getattr(bias, "rule", None) != forward_pass.rule
     relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
     relative = relative or (scaling is not None and is_tracing())
     relative = relative or problem.segment_ids is not None or problem.visible is not None

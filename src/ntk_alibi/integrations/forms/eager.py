@@ -12,7 +12,7 @@ from ntk_alibi.integrations.passes.base import Pass
 
 def attend(
     layer: Any,
-    made: Pass,
+    forward_pass: Pass,
     query: Any,
     key: Any,
     value: Any,
@@ -24,7 +24,7 @@ def attend(
 
     Args:
         layer: the `Attend` of the layer.
-        made: the pass.
+        forward_pass: the pass.
         query: (batch, heads, queries, head_dim).
         key: the new keys, (batch, heads or a divisor of them, keys, head_dim).
         value: as key.
@@ -32,18 +32,18 @@ def attend(
         scale: the factor of the products.
         dropout: the probability of dropping a weight.
     """
-    bias = made.bias_of(layer.number, layer.table)
-    key, value, beyond = layer.with_cached(made, key, value, cache)
-    added = made.memo(bias, query.dtype, _added, made, bias, query)
-    factors = made.factors(query)
+    bias = forward_pass.bias_of(layer.number, layer.table)
+    key, value, beyond = layer.with_cached(forward_pass, key, value, cache)
+    added = forward_pass.memo(bias, query.dtype, _added, forward_pass, bias, query)
+    factors = forward_pass.factors(query)
     factors = None if factors is None else factors[..., None].float()
     output, weights = attend_densely(query, key, value, added, factors, scale, dropout)
     return output, F.pad(weights, (0, beyond)) if beyond else weights
 
 
-def _added(made: Pass, bias: Any, like: torch.Tensor) -> torch.Tensor:
+def _added(forward_pass: Pass, bias: Any, like: torch.Tensor) -> torch.Tensor:
     """Return the bias of all pairs, float32, its dtype's least value for hidden keys."""
-    values, seen = made.pairs(bias, like)
+    values, seen = forward_pass.pairs(bias, like)
     return values.masked_fill(~seen, torch.finfo(values.dtype).min)
 
 

@@ -23,7 +23,7 @@ Ready = tuple[Callable[..., tuple[Any, Any]], bool]
 
 def attend(
     layer: Any,
-    made: Pass,
+    forward_pass: Pass,
     query: Any,
     key: Any,
     value: Any,
@@ -35,7 +35,7 @@ def attend(
 
     Args:
         layer: the `Attend` of the layer.
-        made: the pass.
+        forward_pass: the pass.
         query: (batch, heads, queries, head_dim).
         key: the new keys, (batch, heads or a divisor of them, keys, head_dim).
         value: as key.
@@ -45,43 +45,49 @@ def attend(
     """
     way, ready, bias, norms = way_of(query, key, value), None, None, None
     if way is Way.CORE and not (dropout or torch.is_grad_enabled()):
-        ready = made.ready.get((layer.shares, scale))
+        ready = forward_pass.prepared.get((layer.shares, scale))
     if ready is None:
-        bias = made.bias_of(layer.number, layer.table)
+        bias = forward_pass.bias_of(layer.number, layer.table)
         way = way_of(query, key, value, bias=bias)
     append = None
     if way is Way.CORE and isinstance(cache, ReadAsHeld):
         append, norms = cache.append, cache.norms
-    key, value, _ = layer.with_cached(made, key, value, cache, append)
+    key, value, _ = layer.with_cached(forward_pass, key, value, cache, append)
     if ready is None:
         if cache is not None and way is Way.CORE and is_recorded(key, value):
             way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
         dropped = checked_dropout(dropout, None, query, key.shape[2]) if dropout else None
-        ready = _prepared(layer, made, bias, query, scale, dropped, way)
+        ready = _prepared(layer, forward_pass, bias, query, scale, dropped, way)
     attend_now, keeps_norms = ready
     kept = norms(layer.number) if keeps_norms and norms is not None else None
     return attend_now(query, key, value, norms=kept)[0], None
 
 
 def _prepared(
-    layer: Any, made: Pass, bias: Any, query: Any, scale: float, dropped: Dropout | None, way: Way
+    layer: Any,
+    forward_pass: Pass,
+    bias: Any,
+    query: Any,
+    scale: float,
+    dropped: Dropout | None,
+    way: Way,
 ) -> Ready:
     """Return what attends in a layer.
 
     Layers with the same bias share it where torch records nothing.
     """
     like = None if way is Way.CORE else query
-    factors = made.factors(like)
-    if dropped is not None and made.heads is not None:
-        dropped = dropped.part(head=made.heads.start)
-    parts = made.parts(bias, like)
+    factors = forward_pass.factors(like)
+    if dropped is not None and forward_pass.heads is not None:
+        dropped = dropped.part(head=forward_pass.heads.start)
+    parts = forward_pass.parts(bias, like)
     keeps_norms = way is Way.CORE and parts[0].keeps_norms
     if way is not Way.CORE or dropped is not None or len(parts) > 1:
         keeps_norms = way is Way.CORE and any(part.keeps_norms for part in parts)
         return partial(_attend_to_parts, parts, scale, factors, dropped, way), keeps_norms
     ready = prepared_in_core(parts[0].bias, parts[0].problem, scale, factors), keeps_norms
-    if made.alike and not torch.is_grad_enabled():
-        made.ready[layer.shares, scale] = ready
+    if forward_pass.biases_shared and not torch.is_grad_enabled():
+        forward_pass.prepared[layer.shares, scale] = ready
     return ready
 
 

@@ -65,9 +65,9 @@ class Pass:
         self.settings, self.heads = given.settings, given.heads
         self.rule, self._own = given.rule, given.own
         scaled = getattr(self.settings.scaling, "layers", None)
-        self.alike: bool = None in self._own if self._own else scaled is None
+        self.biases_shared: bool = None in self._own if self._own else scaled is None
         #: What layers with the same table attend with in the core, where torch records nothing.
-        self.ready: dict[Any, Any] = {}
+        self.prepared: dict[Any, Any] = {}
         self._kept: dict[Any, Any] = {}
 
     def bias_of(self, layer: int, table: Any = None) -> BiasObject:
@@ -84,7 +84,7 @@ class Pass:
             return cast(BiasObject, own)
         if table is not None:
             return cast(BiasObject, table.bias(self._kept, self.real.device))
-        of = None if self.alike else layer
+        of = None if self.biases_shared else layer
         if of not in self._kept:
             sides = "causal" if self.problem.mask.causal else self.ahead
             scaling = self.settings.scaling

@@ -23,7 +23,7 @@ class CrossingPass(Pass):
     def __init__(self, given: Given, real: torch.Tensor, problem: Problem) -> None:
         super().__init__(given, real, problem)
         self._none = NoBias(problem.shape[1])
-        self.alike = True
+        self.biases_shared = True
 
     def bias_of(self, layer: int, table: Any = None) -> NoBias:
         """Return no bias."""
@@ -46,12 +46,12 @@ def begin(given: Given) -> Pass:
     of = given.settings, queries, given.mask is None
     memory, keeps = given.attend.memory, real.is_cpu and not is_followed(real)
     if keeps and memory.crossing is not None:
-        made_of, last, made = memory.crossing
+        made_of, last, forward_pass = memory.crossing
         if made_of == of and torch.equal(last, real):
-            return cast(Pass, made)
+            return cast(Pass, forward_pass)
     at, unpadded = slice(0, queries), given.mask is None
     problem = problem_of(real, at, given.rule, BIDIRECTIONAL, unpadded=unpadded)
-    made = CrossingPass(given, real, problem)
+    forward_pass = CrossingPass(given, real, problem)
     if keeps:
-        memory.crossing = of, real.clone(), made  # real may be a user's mask
-    return made
+        memory.crossing = of, real.clone(), forward_pass  # real may be a user's mask
+    return forward_pass

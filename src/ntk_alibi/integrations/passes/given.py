@@ -88,7 +88,7 @@ class Given(NamedTuple):
             settings = replace(settings, attention="eager")
         if tracer := find_tracer():
             _check_tracer(tracer, family, settings)
-        own = own_bias.held_by(model, settings.bias) if settings.bias is not None else {}
+        own = own_bias.biases_of(model, settings.bias) if settings.bias is not None else {}
         heads = family.own_heads(attend.layer, model, rule.heads, settings, own)
         past = 0 if cache is None else int(cache.get_seq_length(attend.number))
         if past and settings.scaling is not None and not attend.crosses:

@@ -17,6 +17,6 @@ def begin(given: Given) -> Pass:
     ids = {"segment_ids": segments.keys, "query_segment_ids": segments.queries}
     problem = Problem.checked(shape, limits, None, None, None, **ids)
     real = torch.ones((batch, keys), dtype=torch.bool, device=segments.keys.device)
-    made = Pass(given, real, problem)
-    made.cache = segments.cache
-    return made
+    forward_pass = Pass(given, real, problem)
+    forward_pass.cache = segments.cache
+    return forward_pass

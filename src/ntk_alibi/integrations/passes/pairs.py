@@ -27,10 +27,10 @@ def begin(given: Given) -> Pass:
     read = read_pairs(given.mask, given.name, shape, places)
     positions = None if holes else given.positions
     problem = problem_of_pairs(read, shape, given.limits(end), positions, counts_holes=holes)
-    made = Pass(given, F.pad(read.real_keys(batch), (0, places - end)), problem)
+    forward_pass = Pass(given, F.pad(read.real_keys(batch), (0, places - end)), problem)
     if given.attend.causal:  # a decoder's bias goes on by the same slope
-        made.ahead = "falling"
-    return made
+        forward_pass.ahead = "falling"
+    return forward_pass
 
 
 class PairMask(NamedTuple):

@@ -63,6 +63,22 @@ MASK_OPTIONS = {
     "reference.masks",
 }
 
+#: What modules keep between calls, by what it is found: by its content, which is compared, or by an
+#: object, weakly. Nothing is found by an address, a shape or a version alone. Attributes keep, too:
+#: the bits of a `BlockMask`, the hash of a bias, `KernelBias.core`, and `KeyNorms`.
+KEPT = {
+    "_arrays": ["_numpy_dtype_name"],  # the dtype
+    "biases.alibi": ["_model_alibi", "_standard_rule", "_static_bias"],  # rule and scaling
+    "biases.distance": ["_cached"],  # the bias, by its attributes, and the distances
+    "evaluation.harness.datasets": ["_load_tokenizer", "_sentences"],  # names of files
+    "evaluation.harness.model": ["_token_spans"],  # the text, of one model
+    "evaluation.records.corpus": ["_chapters"],  # one file of the package
+    "fused.call": ["_cached_basics", "core_rule"],  # dtype, shapes and scalars
+    "masks.block_mask": ["_ALIVE"],  # the operand, an object that one `BlockMask` has
+    "torch.devices.flash": ["_find_function"],  # the name of a package
+    "torch.devices.flex": ["_compiled", "_has_triton"],  # the variant and the type of device
+}
+
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
     "Scaling", "__version__", "distributed", "export", "info", "patched",
@@ -209,6 +225,28 @@ def test_mask_options_are_listed_in_few_modules() -> None:
         if any("causal_block" in listed_names(node) for node in nodes(path))
     }
     assert listing <= MASK_OPTIONS, f"pass a Mask: {sorted(listing - MASK_OPTIONS)}"
+
+
+def keeps(node: ast.AST) -> str | None:
+    """Return the name of what a node keeps between calls, a cache or a weak mapping, or None."""
+    keepers = re.compile(r"lru_cache|cache|cached_property|Weak\w+|ContextVar|local")
+    if isinstance(node, ast.FunctionDef):
+        kept = set().union(*(names_in(x) for x in node.decorator_list))
+        return node.name if any(map(keepers.fullmatch, kept)) else None
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Call):
+        return None
+    target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+    made = names_in(node.value.func)
+    return ast.unparse(target).split(".")[-1] if any(map(keepers.fullmatch, made)) else None
+
+
+def test_what_is_kept_between_calls_is_listed() -> None:
+    found = {
+        short(module): sorted(filter(None, map(keeps, nodes(path))))
+        for module, path in MODULES.items()
+        if not short(module).startswith("integrations")
+    }
+    assert {module: names for module, names in found.items() if names} == KEPT
 
 
 def test_no_file_is_long() -> None:

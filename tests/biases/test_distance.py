@@ -13,6 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import ntk_alibi as na
 from attention_checks import R1, R2, ROUNDING, UNIT, inputs
+from ntk_alibi.biases.distance import DistanceBias
 from ntk_alibi.masks import Mask, Problem
 
 #: Prefix sums are float64 and rounded once.
@@ -48,6 +49,29 @@ def test_dense_biases_of_any_dtype_and_framework() -> None:
     assert bias.tensor(5, 9, out=out) is out
     assert (out.numpy() == whole).all()
     assert isinstance(na.KerpleLog(torch.ones(3), R2).tensor(2, 2), torch.Tensor)
+
+
+class Own(DistanceBias):
+    """A bias with an attribute that may change, although biases are frozen."""
+
+    def __init__(self, slopes: Any) -> None:
+        self.define(slopes=slopes, num_heads=len(slopes), sides="symmetric")
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        return ()
+
+    def over(self, first: int, last: int, like: Any = None) -> Any:
+        return -np.asarray(self.slopes)[:, None] * abs(np.arange(first, last + 1.0))
+
+
+@pytest.mark.parametrize("slopes", [[1.0, 2.0], np.array([1.0, 2.0])])
+def test_a_table_is_that_of_a_bias_as_it_is_now(slopes: Any) -> None:
+    bias, arrays = Own(slopes), inputs(1, 2, 2, 5, 9, 4)
+    na.attention(*arrays, bias)
+    bias.slopes[0] = 0.25
+    expected = na.attention(*arrays, Own([0.25, 2.0]))
+    np.testing.assert_array_equal(na.attention(*arrays, bias), expected)
 
 
 def test_causal_biases_hide_what_is_ahead() -> None:

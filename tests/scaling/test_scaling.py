@@ -129,6 +129,26 @@ class ByLength:
         return exponents[None] + np.log2(lengths[:, None])
 
 
+class Divided:
+    """A scaling with Python's hash, whose attribute may change."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def scale_exponents(self, exponents, lengths=None):
+        return exponents + np.log2(self.factor)
+
+
+def test_slopes_are_those_of_a_scaling_as_it_is_now() -> None:
+    scaling = Divided(2.0)
+    bias, inputs = na.ALiBi(4, scaling), np.random.default_rng(0).random((3, 1, 4, 9, 8), "f")
+    na.attention(*inputs, bias)
+    scaling.factor = 64.0
+    for mine in (bias, na.ALiBi(4, scaling)):
+        expected = na.attention(*inputs, na.ALiBi(4, Divided(64.0)))
+        np.testing.assert_array_equal(na.attention(*inputs, mine), expected)
+
+
 def test_users_own_scalings() -> None:
     slopes = na.alibi_slopes(4, HalfOfTheHeads())
     assert slopes.tolist() == [2.0**-2, 2.0**-4, 2.0**-7, 2.0**-9]

@@ -24,7 +24,15 @@ from ntk_alibi.biases.slopes import (
     with_axes,
 )
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import KneeShape, Scaling, at_layer, checked_scaling, scaling_per, split_knee
+from ntk_alibi.scaling import (
+    KneeShape,
+    Scaling,
+    at_layer,
+    checked_scaling,
+    is_constant,
+    scaling_per,
+    split_knee,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -182,7 +190,7 @@ class ModelALiBi(BiasObject):
     @property
     def fixed(self) -> bool:
         """Whether the kernel form is the same for all problems."""
-        return scaling_per(self.scaling) is None
+        return is_constant(self.scaling)
 
     @classmethod
     def for_layer(
@@ -218,8 +226,8 @@ def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: ModelSides) 
 def bias_from_rule(
     rule: ModelSlopes, scaling: Scaling | None, sides: Sides, problem: Problem, exempt: int = 0
 ) -> KernelBias:
-    """Return the bias from a family's slopes; cached if it does not depend on lengths."""
-    if scaling_per(scaling) is None:
+    """Return the bias from a family's slopes; kept if it does not depend on lengths."""
+    if is_constant(scaling):
         try:
             return _static_bias(rule, cast(Any, scaling), sides, exempt)
         except TypeError:  # the scaling has no hash
@@ -245,7 +253,7 @@ def _static_bias(
 ) -> KernelBias:
     """Return the bias of a static scaling.
 
-    It is cached because making it takes longer than attention over few tokens.
+    It is kept because making it takes longer than attention over few tokens.
     """
     bias = _bias_for_counts(rule, scaling, sides, None, exempt)
     bias.check_far_slopes()

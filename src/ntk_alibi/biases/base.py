@@ -150,11 +150,12 @@ class BiasObject:
         return bool(_comparable(self._values()) == _comparable(other._values()))
 
     def __hash__(self) -> int:
-        """Return the hash; it is kept where all parameters are arrays that cannot change."""
+        """Return the hash; it is kept where all arrays are those that cannot change."""
         kept: int | None = vars(self).get(_HASH)
         if kept is None:
             kept = hash((type(self), _comparable(self._values())))
-            if all(isinstance(x, np.ndarray) and not x.flags.writeable for x in self.parameters):
+            arrays = (*self.parameters, *filter(_arrays.is_array, self._values()))
+            if all(isinstance(x, np.ndarray) and not x.flags.writeable for x in arrays):
                 object.__setattr__(self, _HASH, kept)
         return kept
 

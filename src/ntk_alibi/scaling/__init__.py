@@ -21,6 +21,7 @@ from ntk_alibi.scaling.base import (
     at_layer,
     check_one_layer,
     checked_scaling,
+    is_constant,
     scaling_per,
     trained_at,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "at_layer",
     "check_one_layer",
     "checked_scaling",
+    "is_constant",
     "scaling_from_config",
     "scaling_per",
     "scaling_to_config",

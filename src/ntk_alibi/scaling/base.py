@@ -106,6 +106,16 @@ def scaling_per(scaling: Scaling | None) -> Per | None:
     return per
 
 
+def is_constant(scaling: Any) -> bool:
+    """Return whether the slopes of a scaling may be kept for other problems.
+
+    They must not depend on lengths, and the scaling must have a hash of its own: Python's is of the
+    object, whose attributes may change.
+    """
+    own: Any = type(scaling).__hash__
+    return scaling is None or (getattr(scaling, "per", None) is None and own is not object.__hash__)
+
+
 def by_steepness(exponents: Floats) -> Floats:
     """Return the weights (e_h - e_min) / (e_max - e_min), or 1 if all exponents are equal."""
     lowest, highest = exponents.min(), exponents.max()

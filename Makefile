@@ -41,7 +41,7 @@ newest oldest:
 GPU_PYTHON ?= $(BIN)/python
 
 gpu-test: $(VENV)/.test
-	$(GPU_PYTHON) -m pytest -m gpu -rs tests/torch/devices
+	$(GPU_PYTHON) -m pytest -m gpu -rs tests/fused/tensors/devices
 
 # Random calls against formulas written anew, on every instruction set: `make fuzz MINUTES=60`.
 # A fresh seed is drawn and printed, unless SEED= gives one.

@@ -13,10 +13,10 @@ import ntk_alibi as na
 from ntk_alibi._torch_state import Way
 from ntk_alibi.evaluation.report.markdown import table
 from ntk_alibi.fused.call import all_options, checked_call
+from ntk_alibi.fused.tensors.devices.dispatch import DeviceKernel
+from ntk_alibi.fused.tensors.devices.flash import FlashAttention
+from ntk_alibi.fused.tensors.devices.flex import FlexAttention
 from ntk_alibi.methods import method_name
-from ntk_alibi.torch.devices.dispatch import DeviceKernel
-from ntk_alibi.torch.devices.flash import FlashAttention
-from ntk_alibi.torch.devices.flex import FlexAttention
 
 #: Heads and channels of all problems.
 HEADS, DIM = 16, 64

@@ -26,15 +26,11 @@ PYTHON_LAYERS = [
     ["_arrays", "_backends", "_torch_state", "_checks", "_names"],
     ["_files", "_runtime", "_repr_png"],
     ["masks", "scaling", "reference"],
-    ["biases", "positions", "precision", "torch.merging"],
+    ["biases", "positions", "precision", "fused.tensors.merging"],
     ["fused", "methods"],
     ["engines.vllm"],
-    ["torch.operator", "torch.chunks", "torch.devices", "torch.dropout"],
-    [
-        "fused.attention",
-        "fused.prepared",
-        "distributed",
-    ],  # these hand tensors that require grad to torch
+    ["fused.tensors"],
+    ["fused.attention", "fused.prepared", "distributed"],  # these hand tensors to fused.tensors
     ["fused.__init__", "inspection"],
     ["torch"],
     ["integrations"],
@@ -75,8 +71,11 @@ KEPT = {
     "evaluation.records.corpus": ["_chapters"],  # one file of the package
     "fused.call": ["_cached_basics", "core_rule"],  # dtype, shapes and scalars
     "masks.block_mask": ["_ALIVE"],  # the operand, an object that one `BlockMask` has
-    "torch.devices.flash": ["_find_function"],  # the name of a package
-    "torch.devices.flex": ["_compiled", "_has_triton"],  # the variant and the type of device
+    "fused.tensors.devices.flash": ["_find_function"],  # the name of a package
+    "fused.tensors.devices.flex": [
+        "_compiled",
+        "_has_triton",
+    ],  # the variant and the type of device
 }
 
 #: Public names that stand for no formula.
@@ -118,11 +117,13 @@ def nodes(path: Path) -> list[ast.AST]:
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """Return the modules of this package that a file imports, at any depth."""
+    """Return the modules of this package that a file imports, at any depth and however written."""
     imported = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and names_in(node.func) & {"import_module"}:
+            imported |= {x.value for x in node.args if isinstance(x, ast.Constant)}
         elif isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             imported |= {name if name in MODULES else node.module or "" for name in names}
@@ -291,7 +292,9 @@ def test_importing_brings_in_nothing_heavy() -> None:
 
 def test_autograd_needs_no_compiler_of_torch() -> None:
     """It takes seconds to import, and what runs on one process does not compile."""
-    code = "import sys, torch, ntk_alibi.torch.operator; print('torch._dynamo' in sys.modules)"
+    code = (
+        "import sys, torch, ntk_alibi.fused.tensors.operator; print('torch._dynamo' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 

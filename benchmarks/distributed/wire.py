@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ntk_alibi.fused.forward import forward
-from ntk_alibi.torch import operator
+from ntk_alibi.fused.tensors import operator
 
 #: Collectives that no way uses; a way that used one would send bytes that nobody counts.
 UNCOUNTED = (

@@ -15,8 +15,13 @@ import torch
 
 from ntk_alibi._torch_state import Way
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
-from ntk_alibi.torch.devices.flex import BLOCK, visible_blocks
-from ntk_alibi.torch.devices.score_mods import capture_tensors, choose_variant, mask_mod, score_mod
+from ntk_alibi.fused.tensors.devices.flex import BLOCK, visible_blocks
+from ntk_alibi.fused.tensors.devices.score_mods import (
+    capture_tensors,
+    choose_variant,
+    mask_mod,
+    score_mod,
+)
 
 
 def device_call(query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:

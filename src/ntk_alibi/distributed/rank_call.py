@@ -23,10 +23,10 @@ from ntk_alibi.distributed.ranks import Ranks
 from ntk_alibi.distributed.sequence import Sequence, describe_bias, without_positions
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.tensors.operator import attend_tensors
 from ntk_alibi.masks import AT_END, Problem, checked_key_padding_mask, checked_positions
 from ntk_alibi.masks.segments import select_rows
 from ntk_alibi.positions.log_n import as_log_n
-from ntk_alibi.torch.operator import attend_tensors
 
 #: A rank's keys within this distance of a query give the lower bound of the query's logsumexp.
 NEAR = 128

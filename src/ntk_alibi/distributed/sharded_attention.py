@@ -16,7 +16,7 @@ from ntk_alibi.fused.call import all_options, checked_call
 from ntk_alibi.fused.dropout import NO_DROPOUT
 from ntk_alibi.fused.forward import rounded_logsumexp
 from ntk_alibi.fused.options import AttentionOptions, with_options
-from ntk_alibi.torch.operator import attend_tensors
+from ntk_alibi.fused.tensors.operator import attend_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

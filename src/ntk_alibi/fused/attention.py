@@ -196,6 +196,6 @@ def attend(call: AttentionCall, *, log: bool = True, stats: bool = False) -> Res
             return forward(call, log=log, stats=stats)
         return attend_in_parts(call, partial(forward, log=log, stats=stats))
     # Imported here because torch is optional.
-    from ntk_alibi.torch.operator import attend_tensors
+    from ntk_alibi.fused.tensors.operator import attend_tensors
 
     return (*attend_tensors(call, log=log), None)

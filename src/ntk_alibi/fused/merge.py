@@ -124,7 +124,7 @@ def merge_checked(
     )
     if in_core and is_recorded(*parts):
         # Imported here because torch is optional.
-        from ntk_alibi.torch.merging import merged_tensors
+        from ntk_alibi.fused.tensors.merging import merged_tensors
 
         return merged_tensors(_merge_in_core, outputs, logsumexps)
     if in_core:

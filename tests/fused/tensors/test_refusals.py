@@ -99,7 +99,7 @@ def test_an_operator_without_a_private_name_is_told() -> None:
 import torch
 from torch.utils import _python_dispatch
 del _python_dispatch._get_current_dispatch_mode_stack
-import ntk_alibi.torch.operator
+import ntk_alibi.fused.tensors.operator
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert re.search(TOLD, done.stderr.splitlines()[-1])

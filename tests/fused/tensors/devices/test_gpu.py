@@ -14,9 +14,9 @@ from attention_checks import ROUNDING
 from conformance import WAYS, Expectation, loss, tensors
 from conformance_cases import CASES
 from device_calls import device_call
+from ntk_alibi.fused.tensors.devices.flash import FlashAttention
+from ntk_alibi.fused.tensors.devices.flex import FlexAttention
 from ntk_alibi.models import load
-from ntk_alibi.torch.devices.flash import FlashAttention
-from ntk_alibi.torch.devices.flex import FlexAttention
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,7 +3,7 @@
 The operator takes tensors, integers and floats. A bias comes as the tensors of a `KernelBias`:
 slopes, a table, prefix sums or dense values; torch differentiates the code that computes them from
 parameters. The compiled core computes the operator and its first gradients. Where torch takes other
-derivatives, and for float64, torch/chunks.py computes, and torch/devices on other devices.
+derivatives, and for float64, chunks.py computes, and devices/ on other devices.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 from ntk_alibi.fused.parts import Results, attend_in_parts
+from ntk_alibi.fused.tensors.chunks import Tensors, attention_by_chunks
+from ntk_alibi.fused.tensors.devices.dispatch import attention_on_device
+from ntk_alibi.fused.tensors.dropout import make_dropout, to_integers, to_seed
 from ntk_alibi.masks import BlockMask, Mask, Problem, SegmentIds
-from ntk_alibi.torch.chunks import Tensors, attention_by_chunks
-from ntk_alibi.torch.devices.dispatch import attention_on_device
-from ntk_alibi.torch.dropout import make_dropout, to_integers, to_seed
 
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")

@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from ntk_alibi._torch_state import is_recorded, is_tracing
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.torch.devices.flash import is_older_gpu
-from ntk_alibi.torch.devices.score_mods import (
+from ntk_alibi.fused.tensors.devices.flash import is_older_gpu
+from ntk_alibi.fused.tensors.devices.score_mods import (
     LAST,
     Captured,
     Variant,

@@ -17,8 +17,8 @@ from ntk_alibi import _arrays
 from ntk_alibi._torch_state import has_values, in_forward_mode, is_tracing, without_autocast
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.parts import split_queries
+from ntk_alibi.fused.tensors.dropout import kept_weights
 from ntk_alibi.masks import BlockMask
-from ntk_alibi.torch.dropout import kept_weights
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 

@@ -8,9 +8,9 @@ import torch
 
 from ntk_alibi._torch_state import without_autocast
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.torch.chunks import attention_by_chunks
-from ntk_alibi.torch.devices.flash import FlashAttention
-from ntk_alibi.torch.devices.flex import FlexAttention
+from ntk_alibi.fused.tensors.chunks import attention_by_chunks
+from ntk_alibi.fused.tensors.devices.flash import FlashAttention
+from ntk_alibi.fused.tensors.devices.flex import FlexAttention
 
 
 class DeviceKernel(Protocol):

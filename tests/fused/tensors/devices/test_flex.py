@@ -13,8 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import ntk_alibi as na
 from attention_checks import ROUNDING, UNIT, expected, inputs, pair_mask, visible
 from device_calls import by_pairs, device_call
-from ntk_alibi.torch.devices import flex
-from ntk_alibi.torch.devices.score_mods import capture_tensors, choose_variant
+from ntk_alibi.fused.tensors.devices import flex
+from ntk_alibi.fused.tensors.devices.score_mods import capture_tensors, choose_variant
 
 KERNEL = flex.FlexAttention()
 SLOPES = na.alibi_slopes(4)

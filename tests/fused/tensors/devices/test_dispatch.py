@@ -10,10 +10,10 @@ import torch
 
 import ntk_alibi as na
 from device_calls import device_call
-from ntk_alibi.torch.devices import flex
-from ntk_alibi.torch.devices.dispatch import KERNELS, attention_on_device, kernel_for
-from ntk_alibi.torch.devices.flash import FlashAttention
-from ntk_alibi.torch.devices.flex import FlexAttention
+from ntk_alibi.fused.tensors.devices import flex
+from ntk_alibi.fused.tensors.devices.dispatch import KERNELS, attention_on_device, kernel_for
+from ntk_alibi.fused.tensors.devices.flash import FlashAttention
+from ntk_alibi.fused.tensors.devices.flex import FlexAttention
 
 
 def tensors(*shape: int, device: str = "cpu") -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 import ntk_alibi as na
 from attention_checks import ROUNDING
 from device_calls import FLASH_CALLS, device_call
-from ntk_alibi.torch.devices.flash import FlashAttention
+from ntk_alibi.fused.tensors.devices.flash import FlashAttention
 
 # Threads would wait for each other in these many small calls.
 pytestmark = pytest.mark.usefixtures("one_thread")

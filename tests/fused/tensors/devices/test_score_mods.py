@@ -14,8 +14,8 @@ from conformance import WAYS, Expectation, loss, tensors
 from conformance_cases import CASES
 from device_calls import by_pairs, device_call
 from ntk_alibi.fused.parts import attend_in_parts
-from ntk_alibi.torch.devices.flex import BLOCK, visible_blocks
-from ntk_alibi.torch.devices.score_mods import capture_tensors, mask_mod
+from ntk_alibi.fused.tensors.devices.flex import BLOCK, visible_blocks
+from ntk_alibi.fused.tensors.devices.score_mods import capture_tensors, mask_mod
 
 # Threads would wait for each other in these many small calls.
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,8 +17,8 @@ from conformance_cases import CASES
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.distance import DistanceBias
 from ntk_alibi.fused.gradients import attention_gradients
+from ntk_alibi.fused.tensors import operator
 from ntk_alibi.masks import EVERYTHING, Problem
-from ntk_alibi.torch import operator
 
 PLAIN = WAYS["plain"]
 LEARNED = [name for name, case in CASES.items() if case.shapes]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ntk_alibi as na
+from ntk_alibi.fused.tensors import operator
 from ntk_alibi.masks import EVERYTHING
-from ntk_alibi.torch import operator
 
 
 def tensors(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> list[Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ntk_alibi as na
 from ntk_alibi.inspection import weights
-from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.masks import Cut, Mask, Problem
 
 
 @st.composite
@@ -132,7 +132,7 @@ def test_a_part_has_the_positions_and_sees_the_pairs_of_the_whole(
     for count in problem.shape[2:]:
         begin = data.draw(st.integers(0, count - 1))
         places.append(slice(begin, data.draw(st.integers(begin + 1, count))))
-    part = problem.part(*places)
+    part = problem.cut(Cut(queries=places[0], keys=places[1]))
     assert part.shape == (2, 3, *(at.stop - at.start for at in places))
     for own, whole, at in zip(part.positions(), problem.positions(), places, strict=True):
         np.testing.assert_array_equal(own, whole[:, at])
@@ -169,6 +169,6 @@ def test_given_counts_stand_for_those_of_positions_and_padding() -> None:
     problem = Problem((1, 2, 2, 5), counts=counts)
     np.testing.assert_array_equal(problem.token_counts("sequence"), [130])
     np.testing.assert_array_equal(problem.token_counts("query"), [[129, 130]])
-    part = problem.part(slice(1, 2), slice(0, 3))
+    part = problem.cut(Cut(queries=slice(1, 2), keys=slice(0, 3)))
     np.testing.assert_array_equal(part.token_counts("sequence"), [130])
     np.testing.assert_array_equal(part.token_counts("query"), [[130]])

@@ -11,6 +11,7 @@ import torch
 import ntk_alibi as na
 from attention_checks import inputs
 from ntk_alibi.biases import BiasObject, KernelBias, Problem
+from ntk_alibi.masks import Cut
 
 HEADS, LENGTH = 8, 70
 RANDOM = np.random.default_rng(1)
@@ -74,7 +75,7 @@ class SomeHeads(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         every = problem._replace(shape=(problem.shape[0], HEADS, *problem.shape[2:]))
-        return self.whole.kernel_bias(every, like).for_heads(self.heads)
+        return self.whole.kernel_bias(every, like).cut(Cut(heads=self.heads), every.shape)
 
 
 def check(bias: Any, heads: slice, some: dict[str, Any], every: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from ntk_alibi.fused.call import all_options, checked_call
 from ntk_alibi.fused.dropout import Dropout, checked_dropout
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import attention_gradients
+from ntk_alibi.masks import Cut
 
 SEED = 2**63 + 12345678901
 
@@ -55,7 +56,7 @@ def test_random_numbers(isa: str) -> None:
     whole = Dropout(6554, SEED, query=35)
     kept = na.reference.dropout_factors(shape, 0.1, SEED) > 0
     assert (whole.kept(shape) == kept).all()
-    part = whole.part(row=1, head=1, query=33, key=69)
+    part = whole.cut(Cut(*(slice(begin, None) for begin in (1, 1, 33, 69))))
     assert (part.kept((1, 2, 7, 6)) == kept[1:, 1:, 33:, 69:]).all()
 
 
@@ -139,8 +140,8 @@ def test_parts_of_a_call() -> None:
     options = all_options({"causal": False, "skip_tolerance": None, "dropout": 0.5, "seed": 4})
     call = checked_call(query, key, value, None, options)
     whole, _, _ = forward(call)
-    heads, queries, keys = slice(1, 2), slice(11, 42), (slice(0, 37), slice(37, 90))
-    parts = [call.for_key_heads(heads).part(queries, part) for part in keys]
+    heads, queries, keys = slice(2, 4), slice(11, 42), (slice(0, 37), slice(37, 90))
+    parts = [call.cut(Cut(heads=heads, queries=queries, keys=part)) for part in keys]
     outputs, logs = zip(*(forward(part)[:2] for part in parts), strict=True)
     joined, _ = na.merge(outputs, logs)
     np.testing.assert_allclose(joined, whole[:, 2:4, queries], rtol=0, atol=2e-6)

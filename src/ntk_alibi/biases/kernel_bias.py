@@ -16,7 +16,7 @@ from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._backends import NUMPY, backend_of, readable
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_no_nan, parameter, to_tensor
-from ntk_alibi.masks import Problem, Segment
+from ntk_alibi.masks import Cut, Problem
 
 #: The fields with slopes, up to a knee and beyond.
 SLOPES = ("left", "right", "far_left", "far_right")
@@ -188,7 +188,7 @@ class KernelBias(NamedTuple):
         if problem.segment_ids is None or not has_values(*problem.segment_ids):
             return
         for segment in problem.segments():
-            queries, keys = (columns.stop - columns.start for columns in segment[1:])
+            queries, keys = (x.stop - x.start for x in (segment.queries, segment.keys))
             if queries > keys:
                 raise ValueError(
                     "query_segment_ids must not give a segment more queries than keys with forget "
@@ -201,57 +201,27 @@ class KernelBias(NamedTuple):
             if backend_of(side).in_main_memory:
                 check_no_nan("slopes beyond the knee (slope / factor)", abs(side))
 
-    def part(self, queries: slice, keys: slice, problem: Problem) -> KernelBias:
-        """Return the bias of some queries and keys of a problem.
+    def cut(self, cut: Cut, shape: tuple[int, ...]) -> KernelBias:
+        """Return the bias of a part of a problem.
 
         Prefix sums become dense unless the part's queries are its last keys.
-        """
-        aligned = keys.stop - queries.stop == problem.shape[3] - problem.shape[2]
-        if self.sums is not None and not aligned:
-            first = problem.shape[3] - problem.shape[2]
-            rows = self.sums[..., first + queries.start : first + queries.stop, None]
-            return self._replace(sums=None, dense=rows - self.sums[..., None, keys])
-        return self._cut(queries, keys)
-
-    def for_segment(self, segment: Segment) -> KernelBias:
-        """Return the bias of one segment; with sums, its queries must be its last keys."""
-        return self.for_rows(segment.rows)._cut(segment.queries, segment.keys)
-
-    def _cut(self, queries: slice, keys: slice) -> KernelBias:
-        dense = self.dense
-        if dense is not None:
-            if dense.ndim > 1 and dense.shape[-2] > 1:
-                dense = dense[..., queries, :]
-            if dense.ndim and dense.shape[-1] > 1:
-                dense = dense[..., keys]
-        cut = {n: s[:, :, queries] for n, s in self.slopes.items() if s.shape[2] > 1}
-        sums = None if self.sums is None else self.sums[..., keys]
-        core = None if cut else self.core
-        return self._replace(**cut, sums=sums, dense=dense, core=core)
-
-    def for_rows(self, rows: slice) -> KernelBias:
-        """Return the bias of some rows of the batch."""
-        by_row = {**self.slopes, "sums": self.sums}
-        dense = self.dense
-        if dense is not None and dense.ndim > 3:
-            by_row["dense"] = dense
-        cut = {name: x[rows] for name, x in by_row.items() if x is not None and len(x) > 1}
-        return self._replace(**cut, core=None) if cut else self
-
-    def for_heads(self, heads: slice | list[int]) -> KernelBias:
-        """Return the bias of some heads.
 
         Args:
-            heads: indices of the heads.
+            cut: the part.
+            shape: (batch, heads, queries, keys) of the whole problem.
         """
-        by_head = self.slopes if self.sums is None else {"sums": self.sums}
-        cut: dict[str, Any] = {name: x[:, heads] for name, x in by_head.items()}
-        one_axis = {"table": self.table, "first": self.first}
-        cut |= {name: x[heads] for name, x in one_axis.items() if x is not None}
-        dense = self.dense
-        if dense is not None and dense.ndim > 2 and dense.shape[-3] > 1:
-            cut["dense"] = dense[..., heads, :, :]
-        return self._replace(**cut, core=None)
+        parts = {name: cut.of(side, "BhQ") for name, side in self.slopes.items()}
+        parts |= {name: cut.of(getattr(self, name), "h") for name in ("table", "first")}
+        if self.dense is not None:
+            parts["dense"] = cut.of(self.dense, "BHQK"[4 - self.dense.ndim :])
+        if self.sums is not None:
+            parts["sums"] = cut.of(self.sums, "Bhk")
+            if not cut.alone and not cut.keeps_alignment(shape):
+                of_queries = cut.of(self.sums[..., shape[3] - shape[2] :], "Bhq")
+                parts["dense"] = of_queries[..., None] - parts["sums"][..., None, :]
+                parts["sums"] = None
+        same = all(part is getattr(self, name) for name, part in parts.items())
+        return self if same else self._replace(**parts, core=None)
 
     def times(self, factors: Any) -> KernelBias:
         """Return the bias times a factor for each query, (1 or batch, 1 or heads, queries).

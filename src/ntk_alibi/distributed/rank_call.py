@@ -24,8 +24,13 @@ from ntk_alibi.distributed.sequence import Sequence, describe_bias, without_posi
 from ntk_alibi.fused.call import checked_call
 from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.tensors.operator import attend_tensors
-from ntk_alibi.masks import AT_END, Problem, checked_key_padding_mask, checked_positions
-from ntk_alibi.masks.segments import select_rows
+from ntk_alibi.masks import (
+    AT_END,
+    Cut,
+    Problem,
+    checked_key_padding_mask,
+    checked_positions,
+)
 from ntk_alibi.positions.log_n import as_log_n
 
 #: A rank's keys within this distance of a query give the lower bound of the query's logsumexp.
@@ -164,10 +169,10 @@ class RankCall:
     ) -> tuple[Any, Any]:
         """Attend to this rank's keys, with a narrower window if one is given."""
         sequence, kernel, mask = self._sequence, self._call.bias, self._call.problem.mask
-        queries, keys = slice(0, self._call.problem.shape[2]), sequence.own_columns
-        problem = sequence.problem.part(queries, keys)
+        cut = Cut(keys=sequence.own_columns)
+        problem = sequence.problem.cut(cut)
         if kernel.sums is None:  # prefix sums cover this rank's keys only
-            kernel = kernel.part(queries, keys, sequence.problem)
+            kernel = kernel.cut(cut, sequence.problem.shape)
         rotated = self._call.rotary is not None
         absolute = mask.causal_block or mask.sink or kernel.exempt or rotated
         if not sequence.has_positions and not absolute:
@@ -228,12 +233,12 @@ class RankCall:
         columns = np.minimum(columns, starts[-1] - 1)
         if whole.key_padding_mask is not None:
             shown &= whole.key_padding_mask[b, columns] > 0
-        row = slice(b, b + 1)
-        at_queries = select_rows(whole.query_positions, row)
-        at_keys = select_rows(whole.key_positions, row)[:, columns]
+        cut = Cut(slice(b, b + 1), own)
+        at_queries = cut.of(whole.query_positions, "B")
+        at_keys = cut.of(whole.key_positions, "B")[:, columns]
         tokens = torch.stack([arrived["keys"][at].flatten(0, 1) for at in members.values()])[None]
         key, value = tokens.split(call.key.shape[3], dim=-1)
-        kernel = call.bias.for_rows(row).for_heads(own)
+        kernel = call.bias.cut(cut, whole.shape)
         if kernel.dense is not None and kernel.dense.ndim and kernel.dense.shape[-1] > 1:
             kernel = kernel._replace(dense=kernel.dense[..., columns])
         if kernel.sums is not None:
@@ -243,16 +248,13 @@ class RankCall:
                 kernel = kernel._replace(sums=None, dense=dense.to(call.query.dtype))
             else:  # queries must be the last keys: this rank's keys follow the others, hidden
                 own_key, own_value = (
-                    x[row, list(members)].detach() for x in (call.key, call.value)
+                    x[cut.rows, list(members)].detach() for x in (call.key, call.value)
                 )
                 key, value = torch.cat([key, own_key], 2), torch.cat([value, own_value], 2)
                 shown = np.append(shown, np.zeros(own_key.shape[2], np.bool_))
                 kernel = kernel._replace(sums=torch.cat([sums, kernel.sums], -1))
                 at_queries = at_keys = None
-        factors = select_rows(call.factors, row)
-        if factors is not None and factors.shape[1] > 1:
-            factors = factors[:, own]
-        query = call.query[row, own]
+        query = cut.of(call.query, "bh")
         real = None if shown.all() else shown.view(np.uint8)[None]
         shape = (*query.shape[:3], key.shape[2])
         problem = Problem(shape, call.problem.mask, real, at_queries, at_keys, at_keys is not None)
@@ -264,7 +266,7 @@ class RankCall:
                 value,
                 bias=kernel,
                 problem=problem,
-                factors=factors,
+                factors=cut.of(call.factors, "BH"),
                 initial_logsumexp=known,
             )
         )

@@ -16,7 +16,7 @@ from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.distributed import bounds
 from ntk_alibi.distributed.exchange import sum_before, sum_gradient_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.masks import Problem
+from ntk_alibi.masks import Cut, Problem
 
 #: The fewest keys of a block, and the most blocks of a sequence.
 LEAST_BLOCK, MOST_BLOCKS = 64, 2048
@@ -97,7 +97,7 @@ class Sequence:
         per_token = getattr(bias, "per_token", False)
         problem = self.problem
         if per_token:
-            problem = without_positions(problem.part(slice(0, problem.shape[2]), self.own_columns))
+            problem = without_positions(problem.cut(Cut(keys=self.own_columns)))
         kernel = self.ranks.run_together(lambda: to_kernel_bias(bias, problem, like))
         if per_token:
             sums = kernel.sums.expand(problem.shape[0], -1, -1)

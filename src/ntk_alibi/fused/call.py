@@ -17,8 +17,7 @@ from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
 from ntk_alibi.fused.options import DEFAULTS
 from ntk_alibi.fused.quantized_rows import is_quantized
-from ntk_alibi.masks import AT_END, Mask, Problem, checked_block_mask
-from ntk_alibi.masks.segments import Segment, select_rows
+from ntk_alibi.masks import ALL, AT_END, Cut, Mask, Problem, checked_block_mask
 from ntk_alibi.positions.log_n import as_log_n
 from ntk_alibi.positions.rotary import XPOS, RoPE
 
@@ -99,51 +98,21 @@ class AttentionCall(NamedTuple):
         """Return the call with other inputs, and with other values of fields by name."""
         return self._replace(query=query, key=key, value=value, memory=None, norms=None, **others)
 
-    def for_key_heads(self, heads: slice) -> AttentionCall:
-        """Return the call of some key heads and the query heads that read them."""
-        query_heads = slice(heads.start * self.group, heads.stop * self.group)
-        query, factors, initial = self.query[:, query_heads], self.factors, self.initial_logsumexp
-        if factors is not None and factors.shape[1] > 1:
-            factors = factors[:, query_heads]
+    def cut(self, cut: Cut) -> AttentionCall:
+        """Return the call of a part, whose heads are all that read their keys."""
+        of_keys, group = cut, self.group
+        if cut.heads != ALL:
+            begin, end = cut.ends(self.problem.shape)[1]
+            of_keys = cut._replace(heads=slice(begin // group, end // group))
         return self.with_inputs(
-            query,
-            self.key[:, heads],
-            self.value[:, heads],
-            bias=self.bias.for_heads(query_heads),
-            problem=self.problem.for_heads(query_heads),
-            factors=factors,
-            initial_logsumexp=None if initial is None else initial[:, query_heads],
-            dropout=self.dropout and self.dropout.part(head=query_heads.start),
-        )
-
-    def part(self, queries: slice, keys: slice) -> AttentionCall:
-        """Return the call of some queries and some keys."""
-        bias = self.bias.part(queries, keys, self.problem)
-        problem = self.problem.part(queries, keys)
-        return self._cut(Segment(slice(None), queries, keys), bias, problem)
-
-    def for_segment(self, segment: Segment) -> AttentionCall:
-        """Return the call of one packed segment."""
-        problem = self.problem.for_segment(segment)
-        return self._cut(segment, self.bias.for_segment(segment), problem)
-
-    def _cut(self, segment: Segment, bias: KernelBias, problem: Problem) -> AttentionCall:
-        """Return the call of some rows, queries and keys, whose bias and problem are given."""
-        rows, queries, keys = segment
-        factors, initial = (
-            x if x is None else select_rows(x, rows)[:, :, queries]
-            for x in (self.factors, self.initial_logsumexp)
-        )
-        return self.with_inputs(
-            self.query[rows, :, queries],
-            self.key[rows, :, keys],
-            self.value[rows, :, keys],
-            bias=bias,
-            problem=problem,
-            factors=factors,
-            initial_logsumexp=initial,
-            dropout=self.dropout
-            and self.dropout.part(rows.start or 0, 0, queries.start, keys.start),
+            cut.of(self.query, "bhq"),
+            of_keys.of(self.key, "bhk"),
+            of_keys.of(self.value, "bhk"),
+            bias=self.bias.cut(cut, self.problem.shape),
+            problem=self.problem.cut(cut),
+            factors=cut.of(self.factors, "BHq"),
+            initial_logsumexp=cut.of(self.initial_logsumexp, "bhq"),
+            dropout=self.dropout and self.dropout.cut(cut),
         )
 
 

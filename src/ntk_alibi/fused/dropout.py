@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi.masks import Cut
 
 #: The default, which needs no check.
 NO_DROPOUT = 0.0
@@ -44,10 +45,11 @@ class Dropout(NamedTuple):
         """The factor of the weights that are kept."""
         return RANDOM_VALUES / max(RANDOM_VALUES - self.least_kept, 1)
 
-    def part(self, row: int = 0, head: int = 0, query: int = 0, key: int = 0) -> Dropout:
-        """Return the dropout of a part that begins at this row, head, query and key."""
-        indices = (row + self.row, head + self.head, query + self.query, key + self.key)
-        return Dropout(self.least_kept, self.seed, *indices)
+    def cut(self, cut: Cut) -> Dropout:
+        """Return the dropout of a part, whose heads are a slice."""
+        parts: Any = cut[:4]
+        own = (x + (part.start or 0) for x, part in zip(self[2:], parts, strict=True))
+        return Dropout(self.least_kept, self.seed, *own)
 
     def in_core(self) -> _core.Dropout:
         """Return the dropout as the core's object."""

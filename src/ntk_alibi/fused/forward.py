@@ -213,7 +213,8 @@ def core_tokens(call: AttentionCall, subset: KeySubset) -> _core.Tokens | None:
         return None
     segments = None
     if call.problem.segment_ids is not None:
-        bounds = [(x.start, x.stop) for segment in call.problem.segments() for x in segment]
+        columns = ((x.rows, x.queries, x.keys) for x in call.problem.segments())
+        bounds = [(x.start, x.stop) for segment in columns for x in segment]
         segments = np.array(bounds, np.int64).reshape(-1, 6)
     pairs = None if visible is None else visible.in_core()
     return _core.Tokens(queries, keys, subset.mask, factors, pairs, segments)

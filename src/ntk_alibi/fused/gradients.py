@@ -27,7 +27,7 @@ from ntk_alibi.fused.forward import (
     without_initial,
 )
 from ntk_alibi.fused.parts import Part, attend_in_parts, rotated_parts, times_factor
-from ntk_alibi.masks import Segment
+from ntk_alibi.masks import Cut
 from ntk_alibi.positions.log_n import as_log_n
 
 #: The largest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
@@ -330,7 +330,7 @@ def _sum_parts(
     query, key, value = (zeros_like(promote_to_float32(x)) for x in inputs)
     spans = []
     for span, part, query_factor, key_factor in parts:
-        rows, queries, keys = span
+        rows, _, queries, keys, _ = span
         cut = ForwardResults(*(None if x is None else x[rows, :, queries] for x in results))
         gradients = compute_gradients(part, cut, bias_gradient=bias_gradient)
         query[rows, :, queries] += times_factor(gradients.query, query_factor)
@@ -350,13 +350,13 @@ def _rounded(gradients: AttentionGradients, call: AttentionCall) -> AttentionGra
 
 
 def _sum_bias_gradients(
-    call: AttentionCall, parts: list[tuple[Segment, AttentionGradients]]
+    call: AttentionCall, parts: list[tuple[Cut, AttentionGradients]]
 ) -> dict[str, Any]:
     """Sum the bias gradients of a call's parts into arrays for the whole bias."""
     total = _zeros(call)
     if call.bias.first is not None:
         total["first"] = np.zeros_like(total["left"])
-    for (rows, queries, keys), gradients in parts:
+    for (rows, _, queries, keys, _), gradients in parts:
         all_heads = rows, slice(None)
         indices: dict[str, Any] = {"table": (), "sums": (*all_heads, keys)}
         indices["dense"] = (*all_heads, queries, keys)

@@ -18,7 +18,7 @@ from ntk_alibi._backends import backend_of, promote_to_float32
 from ntk_alibi._torch_state import Way
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.forward import Stats
-from ntk_alibi.masks import Problem, Segment
+from ntk_alibi.masks import Cut, Problem
 
 #: Output, logsumexp and stats, of which the last two may be None.
 Results: TypeAlias = tuple[Any, Any, Stats | None]
@@ -47,7 +47,7 @@ class Part(NamedTuple):
         key_factor: XPOS's factors of the keys, or None.
     """
 
-    span: Segment
+    span: Cut
     call: AttentionCall
     query_factor: Any = None
     key_factor: Any = None
@@ -57,7 +57,7 @@ def attend_in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Resul
     """Return the results of a call; `attend` computes the results of its parts."""
     of_core = call.way in (Way.CORE, Way.OPERATOR)
     if call.problem.segment_ids is not None and not of_core:
-        segments = [Part(segment, call.for_segment(segment)) for segment in call.problem.segments()]
+        segments = [Part(segment, call.cut(segment)) for segment in call.problem.segments()]
         if segments:
             return _attend_parts(segments, lambda part: attend_in_parts(part, attend))
         call = call._replace(problem=call.problem._replace(segment_ids=None))  # without queries
@@ -102,7 +102,8 @@ def split_heads(call: AttentionCall) -> Iterator[AttentionCall]:
         yield call
         return
     for begin in range(0, key_heads, count):
-        yield call.for_key_heads(slice(begin, min(begin + count, key_heads)))
+        end, group = min(begin + count, key_heads), call.group
+        yield call.cut(Cut(heads=slice(begin * group, end * group)))
 
 
 def rotated_parts(call: AttentionCall) -> list[Part]:
@@ -125,14 +126,14 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
         rotary=None,
     )
     batch, _, queries, keys = problem.shape
-    whole = Segment(slice(0, batch), slice(0, queries), slice(0, keys))
+    whole = Cut(slice(0, batch), queries=slice(0, queries), keys=slice(0, keys))
     if not rotary.decays or 0 in (batch, queries):
         return [Part(whole, rotated)]
-    cut = [(segment, rotated.for_segment(segment)) for segment in segments] or [(whole, rotated)]
-    return [run for segment, part in cut for run in _query_runs(part, segment, rotary)]
+    parts = [(segment, rotated.cut(segment)) for segment in segments] or [(whole, rotated)]
+    return [run for segment, part in parts for run in _query_runs(part, segment, rotary)]
 
 
-def _query_runs(call: AttentionCall, segment: Segment, rotary: Any) -> Iterator[Part]:
+def _query_runs(call: AttentionCall, segment: Cut, rotary: Any) -> Iterator[Part]:
     """Multiply rotated inputs by XPOS's factors and yield the runs of queries of a segment."""
     problem = call.problem
     at_queries, at_keys = problem.positions(call.query)
@@ -140,16 +141,16 @@ def _query_runs(call: AttentionCall, segment: Segment, rotary: Any) -> Iterator[
     decays = rotary.log_decays(call.query)
     spread = int(min(SPREAD / rotary.fastest_rate, 2**31))
     for run, seen in split_queries(problem, positions, spread):
-        part = call.part(run, seen)
+        part = call.cut(Cut(queries=run, keys=seen))
         factors = _factors(at_queries[:, run], at_keys[:, seen], decays, part.query.dtype)
         part = part._replace(
             query=times_factor(part.query, factors[0]), key=times_factor(part.key, factors[1])
         )
-        columns = (
+        queries, keys = (
             slice(begin.start + x.start, begin.start + x.stop)
             for begin, x in ((segment.queries, run), (segment.keys, seen))
         )
-        yield Part(Segment(segment.rows, *columns), part, *factors)
+        yield Part(Cut(segment.rows, queries=queries, keys=keys), part, *factors)
 
 
 def times_factor(x: Any, factor: Any) -> Any:

@@ -15,7 +15,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.fused.attention import attention
-from ntk_alibi.masks import Mask, Problem
+from ntk_alibi.masks import Cut, Mask, Problem
 from ntk_alibi.scaling import Scaling, scaling_per
 
 #: Number of distances that `receptive_field` searches by default.
@@ -111,8 +111,9 @@ def _bias_of_one_query(bias: Any, count: int, tokens: int, side: str) -> NDArray
     like = _arrays.first_tensor(*bias.parameters)
     last = slice(shape[2] - 1, shape[2])
     near = slice(keys - count, keys) if side == "behind" else slice(0, count)
-    kernel = to_kernel_bias(bias, problem, like).part(last, near, problem)
-    positions = problem.part(last, near).positions(like)
+    cut = Cut(queries=last, keys=near)
+    kernel = to_kernel_bias(bias, problem, like).cut(cut, problem.shape)
+    positions = problem.cut(cut).positions(like)
     scores, hidden = kernel.values(*positions)
     if mask.causal:
         hidden = hidden | ~mask.visible(*positions)[:, None]

@@ -1,6 +1,7 @@
 """What each query sees: masks, padding, positions and packed segments."""
 
 from ntk_alibi.masks.block_mask import BlockMask, block_states, checked_block_mask
+from ntk_alibi.masks.cut import ALL, Cut
 from ntk_alibi.masks.mask import EVERYTHING, Mask
 from ntk_alibi.masks.problem import (
     AT_END,
@@ -10,15 +11,16 @@ from ntk_alibi.masks.problem import (
     checked_key_padding_mask,
     checked_positions,
 )
-from ntk_alibi.masks.segments import Segment, SegmentIds, segment_ids_from_cu_seqlens
+from ntk_alibi.masks.segments import SegmentIds, segment_ids_from_cu_seqlens
 
 __all__ = [
+    "ALL",
     "AT_END",
     "EVERYTHING",
     "BlockMask",
+    "Cut",
     "Mask",
     "Problem",
-    "Segment",
     "SegmentIds",
     "block_states",
     "checked_alignment",

@@ -10,6 +10,7 @@ import numpy as np
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values, is_transformed
+from ntk_alibi.masks.cut import Cut
 
 #: The number of queries and of keys in a block of the pictures and of `block_states`.
 KEYS_PER_BLOCK: int = _core.keys_per_block
@@ -115,18 +116,10 @@ class BlockMask:
         """Return the array in like's framework and on its device; NumPy if like is None."""
         return backend_of(like).convert(self.mask, "bool")
 
-    def for_rows(self, rows: slice) -> BlockMask:
-        """Return the mask of some rows of the batch."""
-        return self if self.shape[0] == 1 else BlockMask(self.mask[rows])
-
-    def for_heads(self, heads: slice | list[int]) -> BlockMask:
-        """Return the mask of some heads."""
-        return self if self.shape[1] == 1 else BlockMask(self.mask[:, heads])
-
-    def part(self, queries: slice, keys: slice) -> BlockMask:
-        """Return the mask of some queries and keys."""
-        whole = slice(0, self.shape[2]), slice(0, self.shape[3])
-        return self if (queries, keys) == whole else BlockMask(self.mask[:, :, queries, keys])
+    def cut(self, cut: Cut) -> BlockMask:
+        """Return the mask of a part."""
+        part = cut.of(self.mask, "BHqk")
+        return self if part is self.mask else BlockMask(part)
 
 
 #: The masks of tensors by the identity of their operands, which they keep.

@@ -12,8 +12,9 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of, rows_of_integers
 from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.masks.block_mask import BlockMask
+from ntk_alibi.masks.cut import Cut
 from ntk_alibi.masks.mask import Mask
-from ntk_alibi.masks.segments import Segment, SegmentIds, select_rows
+from ntk_alibi.masks.segments import SegmentIds
 
 #: The default alignment: the last query at the last key. Most calls pass this very object.
 AT_END: Literal["end"] = "end"
@@ -107,7 +108,7 @@ class Problem(NamedTuple):
             and self.key_positions is None
         )
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[Cut]:
         """Return the packed segments that have queries; [] if nothing is packed.
 
         Raises:
@@ -170,7 +171,7 @@ class Problem(NamedTuple):
     def distances(self) -> tuple[int, int]:
         """Return the smallest and the largest visible distance; (0, -1) if no key is visible."""
         if self.segment_ids is not None:
-            spans = [self.for_segment(segment).distances() for segment in self.segments()]
+            spans = [self.cut(segment).distances() for segment in self.segments()]
             ends = [span for span in spans if span[0] <= span[1]] or [(0, -1)]
             return min(least for least, _ in ends), max(most for _, most in ends)
         batch, _, queries, keys = self.shape
@@ -215,58 +216,48 @@ class Problem(NamedTuple):
         """
         counts = np.zeros((self.shape[0], self.shape[2]), np.int64)
         for segment in self.segments():
-            counted = count(self.for_segment(segment))
+            counted = count(self.cut(segment))
             counted = counted if counted.ndim == 2 else counted[:, None]
             counts[segment.rows, segment.queries] = counted
         return counts
 
-    def for_segment(self, segment: Segment) -> Problem:
-        """Return the problem of one segment; positions that equal its columns are None."""
-        rows = segment.rows
-        of_rows = self._replace(
-            shape=(rows.stop - rows.start, *self.shape[1:]),
-            key_padding_mask=select_rows(self.key_padding_mask, rows),
-            query_positions=select_rows(self.query_positions, rows),
-            key_positions=select_rows(self.key_positions, rows),
-            segment_ids=None,
-            visible=self.visible and self.visible.for_rows(rows),
-        )
-        part = of_rows.part(segment.queries, segment.keys)
-        queries, keys = part.shape[2:]
-        if (part.key_positions == np.arange(keys)).all():
-            columns = (part.query_positions == np.arange(keys - queries, keys)).all()
-            at_queries = None if columns else part.query_positions
-            part = part._replace(query_positions=at_queries, key_positions=None)
-        return part
-
-    def for_heads(self, heads: slice) -> Problem:
-        """Return the problem of some heads."""
-        shape = (self.shape[0], heads.stop - heads.start, *self.shape[2:])
-        return self._replace(shape=shape, visible=self.visible and self.visible.for_heads(heads))
-
-    def part(self, queries: slice, keys: slice) -> Problem:
-        """Return the problem of some of the queries and keys, which keep their positions.
+    def cut(self, cut: Cut) -> Problem:
+        """Return the problem of a part, whose queries and keys keep their positions.
 
         Biases take whole problems only: cut the `KernelBias` of the whole problem for a part.
         """
-        batch, heads, all_queries, all_keys = self.shape
-        real, at_queries, at_keys = (
-            self.key_padding_mask, self.query_positions, self.key_positions
-        )  # fmt: skip
-        moved = keys.start > 0 or keys.stop - queries.stop != all_keys - all_queries
-        if moved and at_queries is None:
-            at_queries = np.arange(all_keys - all_queries, all_keys, dtype=np.int32)[None]
-        if moved and at_keys is None:
-            at_keys = np.arange(all_keys, dtype=np.int32)[None]
-        return self._replace(
-            shape=(batch, heads, queries.stop - queries.start, keys.stop - keys.start),
-            key_padding_mask=None if real is None else backend_of(real).contiguous(real[:, keys]),
-            query_positions=None if at_queries is None else at_queries[:, queries],
-            key_positions=None if at_keys is None else at_keys[:, keys],
-            counts=self.counts and (self.counts[0], self.counts[1][:, queries]),
-            segment_ids=self.segment_ids and self.segment_ids.part(queries, keys),
-            visible=self.visible and self.visible.part(queries, keys),
+        shape, at_queries, at_keys = self.shape, self.query_positions, self.key_positions
+        queries, keys = shape[2:]
+        if cut.keys.start or not cut.keeps_alignment(shape):
+            if at_queries is None:
+                at_queries = np.arange(keys - queries, keys, dtype=np.int32)[None]
+            if at_keys is None:
+                at_keys = np.arange(keys, dtype=np.int32)[None]
+        real = self.key_padding_mask
+        if (part := cut.of(real, "Bk")) is not real:
+            real = backend_of(part).contiguous(part)
+        problem = self._replace(
+            shape=cut.sizes(shape),
+            key_padding_mask=real,
+            query_positions=cut.of(at_queries, "Bq"),
+            key_positions=cut.of(at_keys, "Bk"),
+            counts=self.counts and (cut.of(self.counts[0], "B"), cut.of(self.counts[1], "Bq")),
+            segment_ids=self.segment_ids and self.segment_ids.cut(cut),
+            visible=self.visible and self.visible.cut(cut),
         )
+        return problem._alone() if cut.alone else problem
+
+    def _alone(self) -> Problem:
+        """Return the problem of one segment, without positions that equal its columns."""
+        at_queries, at_keys, (queries, keys) = (
+            self.query_positions,
+            self.key_positions,
+            self.shape[2:],
+        )
+        if (at_keys == np.arange(keys)).all():
+            columns = (at_queries == np.arange(keys - queries, keys)).all()
+            at_queries, at_keys = None if columns else at_queries, None
+        return self._replace(query_positions=at_queries, key_positions=at_keys, segment_ids=None)
 
 
 def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -> Any:

@@ -15,20 +15,7 @@ from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import ArrayT
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
-
-
-class Segment(NamedTuple):
-    """One packed segment, or several in the same columns of neighbouring rows.
-
-    Attributes:
-        rows: rows of the batch.
-        queries: columns of the queries.
-        keys: columns of the keys; an empty slice for queries whose segment has no keys.
-    """
-
-    rows: slice
-    queries: slice
-    keys: slice
+from ntk_alibi.masks.cut import ALL, Cut
 
 
 class SegmentIds(NamedTuple):
@@ -63,11 +50,11 @@ class SegmentIds(NamedTuple):
             )
         return SegmentIds(of_keys[:, keys - queries :], of_keys)
 
-    def part(self, queries: slice, keys: slice) -> SegmentIds:
-        """Return the ids of some queries and some keys."""
-        return SegmentIds(self.queries[:, queries], self.keys[:, keys])
+    def cut(self, cut: Cut) -> SegmentIds:
+        """Return the ids of a part."""
+        return SegmentIds(cut.of(self.queries, "Bq"), cut.of(self.keys, "Bk"))
 
-    def segments(self, batch: int) -> list[Segment]:
+    def segments(self, batch: int) -> list[Cut]:
         """Return the segments that have queries; neighbouring rows with the same columns share one.
 
         Raises:
@@ -83,10 +70,10 @@ class SegmentIds(NamedTuple):
         rows = max(len(self.queries), len(self.keys))
         by_row = [self._columns_in_row(row) for row in range(rows)]
         if rows == 1:
-            return [Segment(slice(0, batch), *columns) for columns in by_row[0]]
+            return [Cut(slice(0, batch), ALL, *columns, alone=True) for columns in by_row[0]]
         starts = [row for row in range(rows) if row == 0 or by_row[row] != by_row[row - 1]]
         return [
-            Segment(slice(start, end), *columns)
+            Cut(slice(start, end), ALL, *columns, alone=True)
             for start, end in zip(starts, [*starts[1:], rows], strict=True)
             for columns in by_row[start]
         ]
@@ -134,10 +121,10 @@ class SegmentIds(NamedTuple):
         rows = max(map(len, (*self, at_keys)))
         at_queries = np.zeros((rows, self.queries.shape[1]), np.int32)
         for segment in self.segments(rows):
-            queries, keys = (run.stop - run.start for run in segment[1:])
+            queries, keys = (x.stop - x.start for x in (segment.queries, segment.keys))
             if queries <= keys:
                 end = segment.keys.stop
-                last = select_rows(at_keys, segment.rows)[:, end - queries : end]
+                last = Cut(segment.rows).of(at_keys, "B")[:, end - queries : end]
             elif columns:  # the first queries are before the first key
                 last = np.arange(keys - queries, keys)
             else:
@@ -166,11 +153,6 @@ class SegmentIds(NamedTuple):
                 f"key_positions must not decrease within a segment of segment_ids, got {before} "
                 f"and then {after} at key {column + 1} of row {row}"
             )
-
-
-def select_rows(array: Any, rows: slice) -> Any:
-    """Return some rows of an array (1 or batch, ...), whose single row counts for all; or None."""
-    return array if array is None or len(array) == 1 else array[rows]
 
 
 def segment_ids_from_cu_seqlens(cu_seqlens: ArrayT) -> ArrayT:

@@ -18,7 +18,7 @@ from ntk_alibi._torch_state import has_values, in_forward_mode, is_tracing, with
 from ntk_alibi.fused.call import AttentionCall
 from ntk_alibi.fused.parts import split_queries
 from ntk_alibi.fused.tensors.dropout import kept_weights
-from ntk_alibi.masks import BlockMask
+from ntk_alibi.masks import BlockMask, Cut
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -63,7 +63,7 @@ def attention_by_chunks(call: AttentionCall, *, log: bool) -> tuple[torch.Tensor
     runs = [(slice(begin, min(begin + size, queries)), columns) for begin in begins]
     if problem.query_positions is problem.key_positions is None and not problem.mask.sees_ahead:
         runs = list(split_queries(problem, None, size - 1))
-    parts = [call.part(*run) for run in runs] or [call]
+    parts = [call.cut(Cut(queries=run, keys=seen)) for run, seen in runs] or [call]
     chunks = zip(*(attend(part, log) for part in parts), strict=True)
     output, *logsumexp = (torch.cat(x, dim=2) for x in chunks)
     if finite and has_values(output) and not output.isfinite().all():

@@ -14,7 +14,7 @@ from ntk_alibi.fused.merge import merge
 from ntk_alibi.fused.prepared import attend_prepared, prepared_in_core
 from ntk_alibi.integrations.caches import ReadAsHeld
 from ntk_alibi.integrations.passes.base import Part, Pass
-from ntk_alibi.integrations.passes.sinks import ALL
+from ntk_alibi.masks import ALL, Cut
 
 #: A function of query, key, value and `norms`, which returns the output first, and whether norms
 #: are of use.
@@ -79,7 +79,7 @@ def _prepared(
     like = None if way is Way.CORE else query
     factors = forward_pass.factors(like)
     if dropped is not None and forward_pass.heads is not None:
-        dropped = dropped.part(head=forward_pass.heads.start)
+        dropped = dropped.cut(Cut(heads=forward_pass.heads))
     parts = forward_pass.parts(bias, like)
     keeps_norms = way is Way.CORE and parts[0].keeps_norms
     if way is not Way.CORE or dropped is not None or len(parts) > 1:
@@ -118,7 +118,7 @@ def _attend_to_parts(
                 factors,
                 way=way,
                 norms=norms if part.keeps_norms else None,
-                dropout=dropped and dropped.part(key=keys.start or 0),
+                dropout=dropped and dropped.cut(Cut(keys=keys)),
                 log=len(parts) > 1,
             )
         )

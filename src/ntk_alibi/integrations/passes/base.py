@@ -21,8 +21,8 @@ from ntk_alibi.biases.base import BiasObject, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.passes.given import Given
-from ntk_alibi.integrations.passes.sinks import ALL, ranges_of
-from ntk_alibi.masks import EVERYTHING, Problem
+from ntk_alibi.integrations.passes.sinks import ranges_of
+from ntk_alibi.masks import ALL, EVERYTHING, Cut, Problem
 
 Made = TypeVar("Made")
 
@@ -144,15 +144,15 @@ class Pass:
                 f"no slope, got {problem.mask.sink} with {_checks.briefly(bias)}"
             )
         if heads is not None:
-            kernel = kernel.for_heads(heads)
-            problem = problem.for_heads(heads)
+            kernel = kernel.cut(Cut(heads=heads), problem.shape)
+            problem = problem.cut(Cut(heads=heads))
         if log_n is not None and log_n.biased:
             kernel = kernel.times(self.factors(like))
         if like is None and kernel.core is None:
             kernel = kernel._replace(core=kernel.in_core(problem.shape))
-        every, parts = slice(0, problem.shape[2]), []
+        parts = []
         for keys, part in ranges_of(problem):
-            of_part = kernel if keys == ALL else kernel.part(every, keys, problem)
+            of_part = kernel if keys == ALL else kernel.cut(Cut(keys=keys), problem.shape)
             parts.append(Part(keys, part, of_part))
         return parts
 

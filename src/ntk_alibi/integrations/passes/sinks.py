@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from ntk_alibi import _arrays
 from ntk_alibi._backends import backend_of
-from ntk_alibi.masks import EVERYTHING, Problem
-
-ALL = slice(None)
+from ntk_alibi.masks import ALL, EVERYTHING, Cut, Problem
 
 
 def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
@@ -21,7 +19,7 @@ def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
     if mask.sink == 0:
         return [(ALL, problem)]
     sink, limits = mask.sink, mask._replace(sink=0)
-    batch, _, count, columns = problem.shape
+    batch, _, _, columns = problem.shape
     of_sink = EVERYTHING if mask.causal else mask  # whose window limits the sinks ahead
     like = problem.key_positions if _arrays.is_tensor(problem.key_positions) else None
     queries, keys = problem.positions(like)
@@ -30,11 +28,11 @@ def ranges_of(problem: Problem) -> list[tuple[slice, Problem]]:
     nearer = nearer.int() if like is not None else nearer.astype("int32")
     if problem.plain:
         first, beyond = slice(0, sink), slice(sink, columns)
-        to_first = problem.part(slice(0, count), first)
+        to_first = problem.cut(Cut(keys=first))
         to_first = to_first._replace(mask=of_sink, query_positions=nearer)
         if int(start[0, 0]) >= sink:
             return [(ALL, problem._replace(mask=limits)), (first, to_first)]
-        to_window = problem._replace(mask=limits).part(slice(0, count), beyond)
+        to_window = problem._replace(mask=limits).cut(Cut(keys=beyond))
         return [(beyond, to_window), (first, to_first)]
     real = problem.key_padding_mask
     if real is None:

@@ -49,6 +49,13 @@ FOREIGN_ARGUMENTS = {
 }
 
 
+#: The options of padding, positions and packed segments.
+OF_TOKENS = (
+    "key_padding_mask", "query_positions", "key_positions", "segment_ids", "query_segment_ids",
+    "align",
+)  # fmt: skip
+
+
 class AttentionCall(NamedTuple):
     """A checked call of attention.
 
@@ -162,33 +169,16 @@ def checked_call(
     Raises:
         TypeError, ValueError: an argument is wrong, or two of them contradict each other.
     """
-    # Query, key and value. If their memory is found, their types and dtypes are equal.
     given, like, torch = query, None, way is not Way.CORE
+    # If their memory is found, their types and dtypes are equal.
     memory = None if torch else _arrays.find_memory(query, key, value)
     if memory is None:
-        if is_quantized(key) or is_quantized(value):
-            _checks.attention_input("query", query)
-            for name, rows in (("key", key), ("value", value)):
-                if not is_quantized(rows):
-                    raise TypeError(
-                        "key and value must both be QuantizedRows or both be arrays, got a "
-                        f"{name} of type {type(rows).__name__}"
-                    )
-                if not backend_of(query).holds(rows.numbers):
-                    raise TypeError(
-                        f"{name} must be of query's framework, got {type(rows.numbers)}"
-                    )
-                if getattr(rows.numbers, "device", None) != getattr(query, "device", None):
-                    raise ValueError(
-                        f"{name} must be on query's {query.device}, got {rows.numbers.device}"
-                    )
-        else:
-            _checks.attention_inputs(query, key, value)
+        _check_inputs(query, key, value)
     if torch:
         query, key, value = in_autocast_dtype(query, key, value)
         like = query
 
-    # Shapes and scalars: most calls repeat an earlier call, of another layer.
+    # Most calls repeat the shapes and scalars of an earlier call, of another layer.
     basics = (
         query.dtype, query.shape, key.shape, value.shape, torch,
         options["scale"], options["skip_tolerance"],
@@ -200,99 +190,110 @@ def checked_call(
         checked = None
     problem, scale, skip_tolerance, rule = checked or _check_basics(*basics)
 
-    # Padding and positions, and the options that depend on them.
-    rotary = options["rotary"]
+    rotary, log_n, factors = options["rotary"], options["log_n"], None
     if rotary is not None:
-        if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
-            raise TypeError(
-                f"rotary must be None, a RoPE or an XPOS, got {_checks.briefly(rotary)}"
-            )
-        if rotary.head_dim != query.shape[3]:
-            raise ValueError(
-                f"rotary must have query's head_dim {query.shape[3]}, got {_checks.briefly(rotary)}"
-            )
-        if rotary.decays and problem.mask.sees_ahead:
-            raise ValueError(
-                "causal must be True, which hides all keys ahead, with XPOS, which grows there, "
-                f"got {_checks.briefly(rotary)}"
-            )
-    mask, at_queries, at_keys = (
-        options["key_padding_mask"], options["query_positions"], options["key_positions"],
-    )  # fmt: skip
-    segment_ids, query_segment_ids = options["segment_ids"], options["query_segment_ids"]
-    columns = mask is at_queries is at_keys is segment_ids is query_segment_ids is None
-    if not columns or options["align"] is not AT_END:
-        problem = Problem.checked(
-            problem.shape,
-            problem.mask,
-            mask,
-            at_queries,
-            at_keys,
-            align=options["align"],
-            like=like,
-            segment_ids=segment_ids,
-            query_segment_ids=query_segment_ids,
-        )
+        _check_rotary(rotary, query.shape[3], problem.mask)
+    padding, at_queries, at_keys, ids, query_ids, align = map(options.__getitem__, OF_TOKENS)
+    columns = padding is at_queries is at_keys is ids is query_ids is None
+    if not columns or align is not AT_END:
+        of_tokens = padding, at_queries, at_keys, align, like, ids, query_ids
+        problem = Problem.checked(problem.shape, problem.mask, *of_tokens)
     if options["mask"] is not None:
         visible = checked_block_mask(options["mask"], problem.shape, query)
         problem = problem._replace(visible=visible)
     kernel = to_kernel_bias(bias, problem, like)
-    factors = None
-    if options["log_n"] is not None:
-        log_n = as_log_n(options["log_n"])
+    if log_n is not None:
+        log_n = as_log_n(log_n)
         factors = log_n.factors(problem, like)
         kernel = kernel.times(factors) if log_n.biased else kernel
 
-    # Results over other keys.
-    initial_logsumexp, initial = None, options["initial"]
-    if initial is not None:
-        if not isinstance(initial, tuple) or len(initial) != 2:
-            raise TypeError(
-                f"initial must be a pair (output, logsumexp), got {_checks.briefly(initial)}"
-            )
-        names = "the output of initial", "the logsumexp of initial"
-        for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
-            if not backend_of(query).holds(array):
-                raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
-            _checks.check_plain(name, array)
-            if tuple(array.shape) != tuple(shape):
-                raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
-        if initial[0].dtype != given.dtype:
-            raise TypeError(f"{names[0]} must be of query's {given.dtype}, got {initial[0].dtype}")
-        _checks.floating_dtype(initial[1].dtype, ("float32", "float64"), names[1])
-        initial_logsumexp = backend_of(query).convert(initial[1], "float64")
-
-    # Norms of the keys, which must be at consecutive positions.
-    key_norms = options["key_norms"]
+    initial_logsumexp, key_norms, dropped = None, options["key_norms"], None
+    if options["initial"] is not None:
+        initial_logsumexp = _checked_initial(options["initial"], query, given.dtype)
     if key_norms is not None:
-        if not hasattr(key_norms, "norms"):
-            raise TypeError(
-                f"key_norms must be None or a KeyNorms, got {_checks.briefly(key_norms)}"
-            )
-        _checks.at_most_one(segment_ids=segment_ids, key_norms=key_norms)
+        _checks.at_most_one(segment_ids=ids, key_norms=key_norms)
         _checks.at_most_one(rotary=rotary, key_norms=key_norms)
-        consecutive = problem.key_padding_mask is problem.key_positions is None
-        if not consecutive or kernel.exempt:
-            raise ValueError("key_norms must be None with key_padding_mask or key_positions")
-        key_shape = tuple(key.shape)
-        got = (*key_norms.norms.shape[:2], key_norms.length, key_norms.centres.shape[2])
-        if got[:3] != key_shape[:3]:
-            raise ValueError(
-                f"key_norms must be of key's (batch, heads, keys) {key_shape[:3]}, got {got[:3]}"
-            )
-        if got[3] != key_shape[3]:
-            raise ValueError(f"key_norms must be of key's head_dim {key_shape[3]}, got {got[3]}")
-        dtype = _arrays.dtype_name((key.numbers if is_quantized(key) else key).dtype)
-        if key_norms.dtype != dtype:
-            raise TypeError(f"key_norms must be of key's dtype {dtype}, got {key_norms.dtype}")
-
-    dropped = None
+        _check_norms(key_norms, key, problem, kernel)
     if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:
         dropped = checked_dropout(options["dropout"], options["seed"], query, key.shape[2])
     return AttentionCall(
         query, key, value, kernel, problem, way, rule, scale, skip_tolerance,
         rotary, factors, initial_logsumexp, memory, key_norms, dropped,
     )  # fmt: skip
+
+
+def _check_inputs(query: Any, key: Any, value: Any) -> None:
+    """Check the types, dtypes and devices of query, key and value."""
+    if not (is_quantized(key) or is_quantized(value)):
+        _checks.attention_inputs(query, key, value)
+        return
+    _checks.attention_input("query", query)
+    for name, rows in (("key", key), ("value", value)):
+        if not is_quantized(rows):
+            raise TypeError(
+                "key and value must both be QuantizedRows or both be arrays, got a "
+                f"{name} of type {type(rows).__name__}"
+            )
+        if not backend_of(query).holds(rows.numbers):
+            raise TypeError(f"{name} must be of query's framework, got {type(rows.numbers)}")
+        if getattr(rows.numbers, "device", None) != getattr(query, "device", None):
+            raise ValueError(f"{name} must be on query's {query.device}, got {rows.numbers.device}")
+
+
+def _check_rotary(rotary: Any, head_dim: int, mask: Mask) -> None:
+    """Check the argument rotary."""
+    if isinstance(rotary, type) or not callable(getattr(rotary, "rotated", None)):
+        raise TypeError(f"rotary must be None, a RoPE or an XPOS, got {_checks.briefly(rotary)}")
+    if rotary.head_dim != head_dim:
+        raise ValueError(
+            f"rotary must have query's head_dim {head_dim}, got {_checks.briefly(rotary)}"
+        )
+    if rotary.decays and mask.sees_ahead:
+        raise ValueError(
+            "causal must be True, which hides all keys ahead, with XPOS, which grows there, "
+            f"got {_checks.briefly(rotary)}"
+        )
+
+
+def _checked_initial(initial: Any, query: Any, dtype: Any) -> Any:
+    """Check the argument initial, results over other keys, and return its logsumexp, float64."""
+    if not isinstance(initial, tuple) or len(initial) != 2:
+        raise TypeError(
+            f"initial must be a pair (output, logsumexp), got {_checks.briefly(initial)}"
+        )
+    names = "the output of initial", "the logsumexp of initial"
+    for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
+        if not backend_of(query).holds(array):
+            raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
+        _checks.check_plain(name, array)
+        if tuple(array.shape) != tuple(shape):
+            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(array.shape)}")
+    if initial[0].dtype != dtype:
+        raise TypeError(f"{names[0]} must be of query's {dtype}, got {initial[0].dtype}")
+    _checks.floating_dtype(initial[1].dtype, ("float32", "float64"), names[1])
+    return backend_of(query).convert(initial[1], "float64")
+
+
+def _check_norms(key_norms: Any, key: Any, problem: Problem, kernel: KernelBias) -> None:
+    """Check the argument key_norms, of keys at consecutive positions."""
+    if not hasattr(key_norms, "norms"):
+        raise TypeError(f"key_norms must be None or a KeyNorms, got {_checks.briefly(key_norms)}")
+    consecutive = problem.key_padding_mask is problem.key_positions is None
+    if not consecutive or kernel.exempt:
+        raise ValueError("key_norms must be None with key_padding_mask or key_positions")
+    *of_keys, head_dim = key.shape
+    got = [*key_norms.norms.shape[:2], key_norms.length]
+    if got != of_keys:
+        raise ValueError(
+            f"key_norms must be of key's (batch, heads, keys) {tuple(of_keys)}, got {tuple(got)}"
+        )
+    if key_norms.centres.shape[2] != head_dim:
+        raise ValueError(
+            f"key_norms must be of key's head_dim {head_dim}, got {key_norms.centres.shape[2]}"
+        )
+    dtype = _arrays.dtype_name((key.numbers if is_quantized(key) else key).dtype)
+    if key_norms.dtype != dtype:
+        raise TypeError(f"key_norms must be of key's dtype {dtype}, got {key_norms.dtype}")
 
 
 def _check_basics(

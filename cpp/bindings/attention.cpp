@@ -306,11 +306,11 @@ void bind_measure_key_norms(const py::array& key, std::int64_t known, py::array_
   ScaleView scale_view{};
   if (scales)
     scale_view = view_scales("scales", *scales, {shape.batch, shape.key_heads, shape.key_length});
+  const TensorView view = keys.view();
   BlockNorms* destination = reinterpret_cast<BlockNorms*>(norms.mutable_data());
   float* centre_data = centres.mutable_data();
   py::gil_scoped_release release;
-  measure_key_norms(shape, keys.view(), scale_view, dtype, known, destination, norms_stride,
-                    centre_data);
+  measure_key_norms(shape, view, scale_view, dtype, known, destination, norms_stride, centre_data);
 }
 
 }  // namespace

@@ -9,6 +9,10 @@ namespace {
 // One number of 16 bits for each pair of (batch, heads, queries, keys).
 py::array_t<std::uint16_t> bind_random_numbers(const Dropout& dropout,
                                                const std::array<py::ssize_t, 4>& shape) {
+  py::ssize_t count = 2;  // bytes
+  for (const py::ssize_t size : shape)
+    if (size < 0 || __builtin_mul_overflow(count, size, &count))
+      throw py::value_error("shape must be of sizes whose product fits into memory, got others");
   py::array_t<std::uint16_t> out(shape);
   std::uint16_t* drawn = out.mutable_data();
   py::gil_scoped_release release;

@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q -c constraints.txt
 # Workers take over what others have left, so that the longest tests do not end alone.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --durations-min 1
 
-.PHONY: demo test test-all newest oldest gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize emulate clean
+.PHONY: demo test test-all newest oldest versions gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize emulate clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval --demo
@@ -36,6 +36,13 @@ newest oldest:
 	build/$@/bin/python -m pytest -q -n auto --dist worksteal -m "not slow and not gpu" \
 	  --doctest-ignore-import-errors tests
 
+# The quick tests of patched models with versions of transformers between the oldest and the newest,
+# each in an environment of its own, which borrows all other packages from $(VENV).
+VERSIONS ?= 5.8.1 5.12.1 5.15.1 5.20.2
+
+versions: $(VENV)/.test
+	NTK_ALIBI_VERSIONS="$(VERSIONS)" $(PYTEST) -m slow tests/integrations/test_versions.py
+
 # On a machine with a CUDA device and a torch for it, in the environment GPU_PYTHON: kernels, gradients
 # and generation there against float64 on the CPU. Without a device every test is skipped.
 GPU_PYTHON ?= $(BIN)/python
@@ -58,7 +65,7 @@ vllm-test: $(VENV)/.test
 # transformers' own tests of the model families, stock and on patched models: of a checkout at the
 # installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.
 peer-tests: $(VENV)/.test
-	$(PIP) httpx parameterized
+	$(PIP) datasets httpx parameterized requests
 	PYTHONPATH=tests $(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
 
 lint: $(VENV)/.test

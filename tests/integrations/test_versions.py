@@ -1,11 +1,17 @@
-"""The patch on other versions of transformers: the oldest, and those before a change."""
+"""The patch on other versions of transformers: the oldest, and those before a change.
+
+`make versions` runs all quick tests on more of them, which are named in NTK_ALIBI_VERSIONS.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from repository import make_environment, run_tests
 
@@ -30,14 +36,21 @@ VERSIONS = {
     "5.23.0": (BLOOM, f"{FOLDER}/test_families.py", *CACHES),
 }
 
-#: What a version needs in front of the packages of this environment.
-NEEDS = {"5.4.0": ("tokenizers<=0.23.0", "huggingface-hub<2")}
+if given := os.environ.get("NTK_ALIBI_VERSIONS"):
+    VERSIONS = dict.fromkeys(given.split(), (FOLDER,))
+
+#: What versions before these need in front of the packages of this environment.
+NEEDS = {
+    "5.16": ("tokenizers<=0.23.0",),
+    "5.18": ("huggingface-hub<2", "httpx<1", "httpcore<2", "certifi"),
+}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_patches_on_transformers(version: str, tmp_path: Path) -> None:
     """Run the quick tests, but those that need a later one: grids run on the newest version."""
-    wanted = f"transformers=={version}", *NEEDS.get(version, ())
+    needs = [x for before, x in NEEDS.items() if Version(version) < Version(before)]
+    wanted = f"transformers=={version}", *itertools.chain(*needs)
     python = make_environment(tmp_path / "venv", *wanted)
     command = [python, "-c", "import transformers; print(transformers.__version__)"]
     found = subprocess.run(command, capture_output=True, text=True)

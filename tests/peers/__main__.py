@@ -13,12 +13,14 @@ from xml.etree import ElementTree
 
 import transformers
 
-from ntk_alibi.integrations import known
-from peers.ways import STOCK, VARIABLE, WAYS
+from peers.ways import FAMILIES, STOCK, VARIABLE, WAYS
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "https://github.com/huggingface/transformers"
 OUTCOMES = ("passed", "failed", "skipped")
+
+#: The folders of the families' code and tests, by the families' names.
+FOLDERS = {family.name: family.config_class().__module__.split(".")[-2] for family in FAMILIES}
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def _compared(options: argparse.Namespace, family: str) -> list[str]:
 
 def _outcomes(options: argparse.Namespace, family: str, way: str) -> dict[str, str]:
     """Run a family's tests in one way, and return their outcomes by name."""
-    name = family.lower()
+    name = FOLDERS[family]
     report = options.results.absolute() / f"{name}-{way}.xml"
     report.unlink(missing_ok=True)
     tests = f"tests/models/{name}/test_modeling_{name}.py"
@@ -106,8 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="a checkout of transformers at the installed version; by default a clone of it",
     )
-    names = [family.name for family in known.DECODERS]
-    parser.add_argument("--families", nargs="+", choices=names, default=names)
+    parser.add_argument("--families", nargs="+", choices=FOLDERS, default=list(FOLDERS))
     parser.add_argument(
         "--results",
         metavar="PATH",

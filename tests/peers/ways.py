@@ -1,4 +1,4 @@
-"""A plugin of pytest that patches every BLOOM, MPT and Falcon that transformers' tests make.
+"""A plugin of pytest that patches every model of a patch's families that transformers' tests make.
 
 The environment variable NTK_ALIBI_PEERS_WAY says how; `python -m peers` sets it.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import transformers
 from transformers import FalconConfig, PreTrainedModel
 
 import ntk_alibi as na
@@ -22,59 +22,56 @@ WAYS = STOCK, FUSED, CONFIGURED = "stock", "fused", "configured"
 #: The environment variable with the way of a run.
 VARIABLE = "NTK_ALIBI_PEERS_WAY"
 
+FAMILIES = tuple(known.OF_TRANSFORMERS.values())
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the models of this run patched ones."""
     way = os.environ[VARIABLE]
-    _after(FalconConfig, _with_alibi)
+    _wrap(FalconConfig, "__init__", after=_give_alibi)
     if way == CONFIGURED:
-        _before(PreTrainedModel, _with_our_name)
+        _wrap(PreTrainedModel, "__init__", before=_give_our_name)
     elif way == FUSED:
-        for family in known.DECODERS:
-            _after(transformers_class(family), _patch)
+        _wrap(PreTrainedModel, "post_init", after=_patch)
 
 
-def transformers_class(family: Any) -> Any:
-    """Return the class of a family's models."""
-    return getattr(transformers, family.code.model)
-
-
-def _with_alibi(config: Any, given: dict[str, Any]) -> None:
+def _give_alibi(config: Any, **given: Any) -> None:
     """Give a Falcon ALiBi unless its test says otherwise: its tests are of rotary models."""
     config.alibi = given.get("alibi", True)
 
 
-def _with_our_name(model: Any, config: Any) -> None:
-    """Choose our attention for a model with ALiBi whose test chose none."""
-    bases: Any = tuple(transformers_class(family).__base__ for family in known.DECODERS)
-    chosen = config._attn_implementation is not None
-    if isinstance(model, bases) and getattr(config, "alibi", True) and not chosen:
+def _has_bias(config: Any) -> bool:
+    """Return whether models of a configuration have a bias: Falcons may be rotary."""
+    return bool(getattr(config, "alibi", True))
+
+
+def _give_our_name(_: Any, config: Any, *__: Any, **___: Any) -> None:
+    """Choose our attention for a configuration of a family whose test chose none."""
+    ours = isinstance(config, tuple(family.config_class() for family in FAMILIES))
+    if ours and _has_bias(config) and config._attn_implementation is None:
         config._attn_implementation = "ntk_alibi"
 
 
-def _patch(model: Any, _: dict[str, Any]) -> None:
-    """Patch a model with ALiBi that was just made."""
-    if getattr(model.config, "alibi", True):
+def _patch(model: Any) -> None:
+    """Patch a model that was just made."""
+    if any(family.matches(model) for family in FAMILIES) and _has_bias(model.config):
         na.patch(model)
 
 
-def _before(changed: Any, action: Any) -> None:
-    made = changed.__init__
-
-    @functools.wraps(made)
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        action(self, config)
-        made(self, config, *args, **kwargs)
-
-    changed.__init__ = __init__
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
 
 
-def _after(changed: Any, action: Any) -> None:
-    made = changed.__init__
+def _wrap(
+    owner: Any, name: str, *, before: Callable[..., None] = _nothing, after: Any = _nothing
+) -> None:
+    """Let a method of a class do something more, with the same arguments."""
+    stock = getattr(owner, name)
 
-    @functools.wraps(made)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        made(self, *args, **kwargs)
-        action(self, kwargs)
+    @functools.wraps(stock)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        stock(self, *args, **kwargs)
+        after(self, *args, **kwargs)
 
-    changed.__init__ = __init__
+    setattr(owner, name, wrapped)

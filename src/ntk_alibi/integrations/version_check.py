@@ -91,7 +91,7 @@ def check(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> 
     _checked.add(kind)
     if not first:
         return
-    if callable(family.causal):  # of a stack of transformers that may be either
+    if callable(family.causal):  # such a stack may be either
         config.is_decoder = not config.is_decoder
         with contextlib.suppress(Exception):  # which a patch of such a stack will raise
             what += f"; {_compare(family, type(model), config, patch)}"

@@ -135,7 +135,6 @@ def test_the_comparison_with_its_own_code_makes_no_mask_of_model_max_length(
     assert max(sizes) < model.config.model_max_length
 
 
-@pytest.mark.needs("transformers != 5.4.*", "it draws the loaded weights of remote code anew")
 def test_a_saved_model_is_the_unpatched_one(model: Any, ids: torch.Tensor, tmp_path: Any) -> None:
     stock = run(model, ids)
     with na.patch(model), pytest.warns(UserWarning, match="saved without its patch"):

@@ -274,7 +274,6 @@ def test_a_decoder_is_refused() -> None:
         na.patch(make("jina", is_decoder=True))
 
 
-@pytest.mark.needs("transformers != 5.4.*", "it draws the loaded weights of remote code anew")
 def test_saving_says_that_the_patch_is_not_saved(tmp_path: Any) -> None:
     model = make("jina")
     stock = run(model, ids())

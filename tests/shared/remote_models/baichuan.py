@@ -147,7 +147,7 @@ class BaichuanPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            module.weight.data.normal_(std=0.2)
+            nn.init.normal_(module.weight, std=0.2)
 
 
 class BaichuanModel(BaichuanPreTrainedModel):

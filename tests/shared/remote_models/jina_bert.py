@@ -240,7 +240,7 @@ class JinaBertPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            module.weight.data.normal_(std=0.2)
+            nn.init.normal_(module.weight, std=0.2)
         elif isinstance(module, JinaBertEncoder) and hasattr(module, "alibi"):
             module.alibi.copy_(module.rebuild_alibi_tensor(module.alibi.shape[-1]))
 

@@ -21,7 +21,7 @@ from fuzz.kinds.forward import compare_results
 #: Tensors over memory, from the memory and an older tensor of it.
 OVER_MEMORY: dict[str, Callable[[Any, Any], Any]] = {
     "from_numpy": lambda memory, _: torch.from_numpy(memory),
-    "from_dlpack": lambda memory, _: torch.utils.dlpack.from_dlpack(memory),
+    "from_dlpack": lambda memory, _: torch.utils.dlpack.from_dlpack(torch.from_numpy(memory)),
     "data": lambda _, older: older.data,
     "view": lambda _, older: older.view(older.shape),
     "set_": lambda _, older: torch.empty(0, dtype=torch.bool).set_(older),

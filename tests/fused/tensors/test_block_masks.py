@@ -145,7 +145,7 @@ def test_a_kept_mask_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 #: Tensors over memory that an older mask read, with other values by now.
 OVER_MEMORY = {
     "from_numpy": lambda memory, _: torch.from_numpy(memory),
-    "dlpack": lambda memory, _: torch.from_dlpack(memory),
+    "dlpack": lambda memory, _: torch.from_dlpack(torch.from_numpy(memory)),
     "data": lambda _, older: older.data,
     "set_": lambda _, older: torch.empty(0, dtype=torch.bool).set_(older),
     "the same": lambda _, older: older,

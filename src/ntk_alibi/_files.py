@@ -144,20 +144,20 @@ def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    path = Path(folder) / f".run-{os.environ.get('RANK', '0')}.lock"
-    # Read first: filelock before 4 empties the file even where it does not get the lock.
-    holder = path.read_text() if path.exists() else ""
-    lock = FileLock(path, is_singleton=True)
+    place = Path(folder) / f".run-{os.environ.get('RANK', '0')}"
+    holder = Path(f"{place}.txt")  # a file of its own, since Windows lets nobody read a locked one
+    lock = FileLock(f"{place}.lock", is_singleton=True)
     try:
         lock.acquire(blocking=False)
     except Timeout:
+        known = holder.read_text() if holder.exists() else ""
         raise ValueError(
             f"{argument} must be a folder that no other run uses, got {os.fspath(folder)!r}, in "
-            f"use by {holder or 'another process'}"
+            f"use by {known or 'another process'}"
         ) from None
     try:
         now = datetime.datetime.now().isoformat(" ", "seconds")
-        path.write_text(f"process {os.getpid()} on {platform.node()} since {now}")
+        holder.write_text(f"process {os.getpid()} on {platform.node()} since {now}")
         yield
     finally:
         lock.release()

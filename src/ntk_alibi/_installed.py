@@ -1,9 +1,9 @@
 """What is installed: the core with its OpenMP library, optional packages, data, CMake's files.
 
 Wheels contain no OpenMP library: beside torch's it would start a second pool of threads, and both
-pools would spin while they wait. Linux' wheels share torch's or the system's. A build from source contains the package's data.
-Wheels for PyPI leave it to the package ntk-alibi-models, so that users of slopes, biases and
-attention do not download megabytes of a model.
+pools would spin while they wait. Those for Linux share torch's or the system's. A build from source
+contains the package's data. Wheels for PyPI leave it to the package ntk-alibi-models, so that users
+of slopes, biases and attention do not download megabytes of a model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading and writing users' files, with errors that name the file."""
+"""Reading and writing users' files, with errors that name the file; commands for their shells."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import json
 import math
 import os
 import platform
+import shlex
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return a command as the shell of this system reads it."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 @contextlib.contextmanager

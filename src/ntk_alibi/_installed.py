@@ -86,7 +86,7 @@ def install_line(extra: str) -> str:
     pip keeps the installed package, so the command works before a release, too. Documents address
     readers without the package: they install from a checkout until `release.py` changes that.
     """
-    return f"pip install 'ntk-alibi[{extra}]'"
+    return f'pip install "ntk-alibi[{extra}]"'  # cmd.exe knows these quotes alone
 
 
 @contextmanager

@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q -c constraints.txt
 # Workers take over what others have left, so that the longest tests do not end alone.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --durations-min 1
 
-.PHONY: demo test test-all newest oldest versions gpu-test fuzz vllm-test peer-tests lint docs docs-links sanitize emulate clean
+.PHONY: demo test test-all newest oldest versions gpu-test fuzz vllm-test peer-tests windows-test macos-build lint docs docs-links sanitize emulate clean
 
 demo: $(VENV)/.eval
 	$(BIN)/ntk-alibi eval --demo
@@ -67,6 +67,12 @@ vllm-test: $(VENV)/.test
 peer-tests: $(VENV)/.test
 	$(PIP) datasets httpx parameterized requests
 	PYTHONPATH=tests $(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
+
+# Wheels for Windows, built by zig's clang and tested in Windows' own Python under Wine; the library,
+# the C++ tests and the module for macOS, built and not run. Debian and PyPI have all that they need.
+windows-test macos-build: $(VENV)/.test
+	$(PIP) ninja pybind11 scikit-build-core uv wheel ziglang
+	PYTHONPATH=tests:tests/shared $(BIN)/python -m desktops.$(firstword $(subst -, ,$@)) $(TESTS)
 
 lint: $(VENV)/.test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure

@@ -314,7 +314,7 @@ def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: P
         text=True,
     )
     assert done.returncode == 2
-    assert "pip install 'ntk-alibi[eval]'" in done.stderr
+    assert 'pip install "ntk-alibi[eval]"' in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -335,7 +335,7 @@ def test_without_torch_a_lazy_name_says_what_brings_all_it_needs(name: str, extr
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = name.strip("()").split(".")[-1]
-    assert f"{last} needs torch: pip install 'ntk-alibi[{extra}]'" in done.stdout, done.stderr
+    assert f'{last} needs torch: pip install "ntk-alibi[{extra}]"' in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,8 @@ def test_without_transformers_the_integrations_say_what_to_install(packages: tup
         "except ImportError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    message = f"ntk_alibi.integrations needs {packages[0]}: pip install 'ntk-alibi[{packages[0]}]'"
+    first = packages[0]
+    message = f'ntk_alibi.integrations needs {first}: pip install "ntk-alibi[{first}]"'
     assert message in done.stdout, done.stderr
 
 

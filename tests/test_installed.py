@@ -81,7 +81,7 @@ def test_a_build_from_source_holds_its_data() -> None:
 
 def test_without_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, DATA_PACKAGE, None)
-    sentence = r"^the model needs ntk_alibi_models: pip install 'ntk-alibi\[models\]'$"
+    sentence = r'^the model needs ntk_alibi_models: pip install "ntk-alibi\[models\]"$'
     with pytest.raises(ModuleNotFoundError, match=sentence):
         shipped("ntk_alibi.models", "another_bloom", "the model")
 

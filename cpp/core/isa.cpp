@@ -2,10 +2,13 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__linux__)
 #include <syscall.h>
 #include <unistd.h>
 #endif
@@ -48,15 +51,43 @@ struct Isa {
 bool always() { return true; }
 
 #if defined(__x86_64__)
+// What the processor has (the bits of a leaf of cpuid) and the system saves. It is asked here,
+// since
+// __builtin_cpu_supports needs a library of the compiler's that clang-cl does not link, and says no
+// to everything in zig's.
+struct Leaf {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  explicit Leaf(unsigned leaf, unsigned subleaf = 0) {
+    __get_cpuid_count(leaf, subleaf, &a, &b, &c, &d);
+  }
+};
+
+constexpr bool has_all(unsigned bits, unsigned wanted) { return (bits & wanted) == wanted; }
+
+bool system_saves(unsigned registers) {
+  constexpr unsigned xgetbv_is_there = 1u << 27;
+  if (!has_all(Leaf(1).c, xgetbv_is_there)) return false;
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return has_all(low, registers);
+}
+
 [[maybe_unused]] bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  constexpr unsigned fma = 1u << 12, f16c = 1u << 29, avx2 = 1u << 5, xmm_and_ymm = 0x6;
+  return has_all(Leaf(1).c, fma | f16c) && has_all(Leaf(7).b, avx2) && system_saves(xmm_and_ymm);
 }
 [[maybe_unused]] bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31;
+#if defined(__APPLE__)
+  constexpr unsigned masks_and_zmm = 0;  // which macOS begins to save when they are first used
+#else
+  constexpr unsigned masks_and_zmm = 0xe0;
+#endif
+  return has_avx2() && has_all(Leaf(7).b, f | dq | bw | vl) && system_saves(masks_and_zmm);
 }
 [[maybe_unused]] bool has_avx512_bf16() {
-  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+  constexpr unsigned bf16 = 1u << 5;
+  return has_avx512() && has_all(Leaf(7, 1).a, bf16);
 }
 
 // Intel's processors start a dot product of pairs every second cycle, and two multiply-adds in
@@ -72,16 +103,10 @@ bool has_registers() { return false; }
 // The processor has matrix registers for bfloat16, and the system saves them. Linux gives them to a
 // process that asks; it refuses where a thread has a stack for signals that would be too small.
 bool asks_for_amx() {
-#if defined(__linux__)
   constexpr int request_permission = 0x1023, matrix_registers = 18;
   constexpr unsigned bfloat16_products = 1u << 22, registers = 1u << 24;
-  unsigned a, b, c, d = 0;
-  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
-         (d & bfloat16_products) != 0 && (d & registers) != 0 &&
+  return has_avx512() && has_all(Leaf(7).d, bfloat16_products | registers) &&
          syscall(SYS_arch_prctl, request_permission, matrix_registers) == 0;
-#else
-  return false;
-#endif
 }
 bool has_amx() {
   static const bool granted = asks_for_amx();
@@ -159,9 +184,11 @@ void select_isa(const std::string& name) { active() = named_isa(name); }
 const KernelTable& active_kernels() { return *active().load()->kernels; }
 
 const char* cpu_vendor() {
-#if defined(__x86_64__) || defined(__i386__)
-  if (__builtin_cpu_is("intel")) return "intel";
-  if (__builtin_cpu_is("amd")) return "amd";
+#if defined(__x86_64__)
+  const Leaf name(0);
+  const unsigned words[] = {name.b, name.d, name.c};
+  if (std::memcmp(words, "GenuineIntel", sizeof words) == 0) return "intel";
+  if (std::memcmp(words, "AuthenticAMD", sizeof words) == 0) return "amd";
 #endif
   return "other";
 }

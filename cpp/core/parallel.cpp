@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -50,6 +54,7 @@ int team_size() {
     existing = wanted;
   return existing;
 }
+#endif
 
 // Lets the thread that entered a region wait until all shares are done, able to stop the others.
 class Countdown {
@@ -85,6 +90,11 @@ void run_share(std::int64_t begin, std::int64_t end, detail::RangeFunction funct
   }
 }
 
+#ifdef _OPENMP
+
+bool in_region() { return omp_in_parallel(); }
+int default_threads() { return omp_get_max_threads(); }
+
 NTK_ALIBI_NOT_WATCHED
 void run_shares(std::int64_t shares, std::int64_t count, detail::RangeFunction function,
                 void* context, Cancellation& cancellation) {
@@ -105,18 +115,93 @@ void run_shares(std::int64_t shares, std::int64_t count, detail::RangeFunction f
   }
   done.acquire();
 }
+#else
+
+thread_local bool inside_region = false;
+
+bool in_region() { return inside_region; }
+
+// A parallel region without a pragma: whoever takes part takes shares until none is left.
+struct Region {
+  const std::int64_t shares, count;
+  const detail::RangeFunction function;
+  void* const context;
+  Cancellation& cancellation;
+  Countdown countdown{shares};
+  std::atomic<std::int64_t> next{0};
+
+  void take_part() {
+    inside_region = true;
+    for (std::int64_t share = next++; share < shares; share = next++) {
+      run_share(share * count / shares, (share + 1) * count / shares, function, context,
+                cancellation);
+      countdown.finish_one();
+    }
+    inside_region = false;
+  }
+};
+
+using SharedRegion = std::shared_ptr<Region>;
+
+// Threads that sleep between regions: they take no time from another library's. They live as long
+// as the process.
+class Pool {
+ public:
+  void invite(const SharedRegion& region) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::int64_t wanted = region->shares - 1;
+    try {
+      for (; size_ < wanted; ++size_) std::thread([this] { work(); }).detach();
+    } catch (const std::exception&) {  // with fewer threads a region takes longer
+    }
+    invitations_.insert(invitations_.end(), std::min(wanted, size_), region);
+    wake_.notify_all();
+  }
+
+ private:
+  void work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [this] { return !invitations_.empty(); });
+      const SharedRegion region = std::move(invitations_.front());
+      invitations_.pop_front();
+      lock.unlock();
+      region->take_part();  // which may have ended meanwhile
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<SharedRegion> invitations_;
+  std::int64_t size_ = 0;
+};
+
+// OpenMP's variable for the number of threads, else one for each processor.
+int default_threads() {
+  static const int asked = [] {
+    const char* text = std::getenv("OMP_NUM_THREADS");
+    return text == nullptr ? 0 : std::min(std::atoi(text), 4096);
+  }();
+  return asked > 0 ? asked : std::max<int>(1, std::thread::hardware_concurrency());
+}
+
+void run_shares(std::int64_t shares, std::int64_t count, detail::RangeFunction function,
+                void* context, Cancellation& cancellation) {
+  static Pool& pool = *new Pool;  // never deleted: its threads use it while the process ends
+  const SharedRegion region(new Region{shares, count, function, context, cancellation});
+  pool.invite(region);
+  region->take_part();
+  region->countdown.wait(cancellation);
+}
 #endif
 
 }  // namespace
 
 int num_threads() {
   if (in_forked_child) return 1;
-  [[maybe_unused]] const int chosen = chosen_threads;
-#ifdef _OPENMP
-  return chosen > 0 ? chosen : omp_get_max_threads();
-#else
-  return 1;
-#endif
+  const int chosen = chosen_threads;
+  return chosen > 0 ? chosen : default_threads();
 }
 
 void set_num_threads(int threads) { chosen_threads = threads; }
@@ -129,14 +214,12 @@ void detail::parallel_for(std::int64_t count, std::int64_t grain, RangeFunction 
                           void* context) {
   if (count <= 0) return;
   Cancellation cancellation;
-  [[maybe_unused]] const std::int64_t shares =
+  const std::int64_t shares =
       std::min<std::int64_t>(num_threads(), std::max<std::int64_t>(1, count / grain));
-#ifdef _OPENMP
-  if (shares > 1 && !omp_in_parallel()) {
+  if (shares > 1 && !in_region()) {
     run_shares(shares, count, function, context, cancellation);
     return cancellation.rethrow();
   }
-#endif
   function(context, 0, count, cancellation);
   cancellation.rethrow();
 }

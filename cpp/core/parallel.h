@@ -16,14 +16,14 @@
 namespace ntk_alibi {
 
 // The number of threads that the next parallel_for may use: the choice of set_num_threads, else
-// OpenMP's default (OMP_NUM_THREADS); 1 in a forked child.
+// OpenMP's default (OMP_NUM_THREADS, else one a processor); 1 in a forked child.
 int num_threads();
 
 // Chooses the number of threads; 0 returns to OpenMP's default.
 void set_num_threads(int threads);
 
-// The child calls this after fork(). OpenMP's thread pool does not survive a fork, and a parallel
-// region in the child would wait for ever, so the child works on one thread.
+// The child calls this after fork(). No thread pool survives a fork, and a parallel region in
+// the child would wait for ever, so the child works on one thread.
 void after_fork_in_child();
 bool forked();
 

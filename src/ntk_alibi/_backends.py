@@ -44,7 +44,7 @@ class NumpyBackend:
 
     def arange(self, length: int) -> Any:
         """Return 0 .. length - 1 as int64."""
-        return np.arange(length)
+        return np.arange(length, dtype=np.int64)  # NumPy 1's own is int32 on Windows
 
     def contiguous(self, array: Any) -> Any:
         """Return the array with contiguous memory, copied only if necessary."""

@@ -1,4 +1,4 @@
-"""Reading and writing users' files, with errors that name the file."""
+"""Reading and writing users' files, with errors that name the file; commands for their shells."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import json
 import math
 import os
 import platform
+import shlex
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return a command as the shell of this system reads it."""
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 @contextlib.contextmanager
@@ -144,20 +151,20 @@ def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    path = Path(folder) / f".run-{os.environ.get('RANK', '0')}.lock"
-    # Read first: filelock before 4 empties the file even where it does not get the lock.
-    holder = path.read_text() if path.exists() else ""
-    lock = FileLock(path, is_singleton=True)
+    place = Path(folder) / f".run-{os.environ.get('RANK', '0')}"
+    holder = Path(f"{place}.txt")  # a file of its own, since Windows lets nobody read a locked one
+    lock = FileLock(f"{place}.lock", is_singleton=True)
     try:
         lock.acquire(blocking=False)
     except Timeout:
+        known = holder.read_text() if holder.exists() else ""
         raise ValueError(
             f"{argument} must be a folder that no other run uses, got {os.fspath(folder)!r}, in "
-            f"use by {holder or 'another process'}"
+            f"use by {known or 'another process'}"
         ) from None
     try:
         now = datetime.datetime.now().isoformat(" ", "seconds")
-        path.write_text(f"process {os.getpid()} on {platform.node()} since {now}")
+        holder.write_text(f"process {os.getpid()} on {platform.node()} since {now}")
         yield
     finally:
         lock.release()

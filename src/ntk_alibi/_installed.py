@@ -1,9 +1,9 @@
 """What is installed: the core with its OpenMP library, optional packages, data, CMake's files.
 
 Wheels contain no OpenMP library: beside torch's it would start a second pool of threads, and both
-pools would spin while they wait (docs/project.md). A build from source contains the package's data.
-Wheels for PyPI leave it to the package ntk-alibi-models, so that users of slopes, biases and
-attention do not download megabytes of a model.
+pools would spin while they wait. Those for Linux share torch's or the system's. A build from source
+contains the package's data. Wheels for PyPI leave it to the package ntk-alibi-models, so that users
+of slopes, biases and attention do not download megabytes of a model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from importlib import import_module, util
 from pathlib import Path
 
-#: The errors of Linux's and macOS's linkers for a missing library, with its name.
-_MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object|Library not loaded: \S*/(lib\S+)")
+#: The error of Linux's linker for a missing library, with its name.
+_MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object")
 
 #: Optional packages, with the extra that installs them.
 EXTRAS = {
@@ -50,12 +50,11 @@ def load_core() -> None:
         missing = _MISSING.search(str(error))
         if missing is None:
             raise
-        library = missing.group(1) or missing.group(2)
+        library = missing.group(1)
         if not _loaded_from_torch(library):
             raise ImportError(
                 f"ntk_alibi needs the library {library}, which was not found: install OpenMP "
-                "(libgomp1 on Debian and Ubuntu, libgomp on Fedora, libomp with brew) or torch, "
-                "which brings it"
+                "(libgomp1 on Debian and Ubuntu, libgomp on Fedora) or torch, which brings it"
             ) from error
         import_module("ntk_alibi._core")
 
@@ -87,7 +86,7 @@ def install_line(extra: str) -> str:
     pip keeps the installed package, so the command works before a release, too. Documents address
     readers without the package: they install from a checkout until `release.py` changes that.
     """
-    return f"pip install 'ntk-alibi[{extra}]'"
+    return f'pip install "ntk-alibi[{extra}]"'  # cmd.exe knows these quotes alone
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def test_notebooks_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture
     count = len(list((ROOT / "notebooks").glob("*.ipynb"))) + 1
     out = capsys.readouterr().out
     assert f"{count} files copied, 0 were there" in out
-    assert f"open them by: jupyter lab {tmp_path}/notebooks\n" in out
+    assert f"open them by: jupyter lab {tmp_path / 'notebooks'}\n" in out
     copies = sorted((tmp_path / "notebooks").glob("*.ipynb"))
     assert [path.name for path in copies] == [
         path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -107,6 +107,18 @@ def test_a_closed_output_is_no_traceback(arguments: list[str]) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+def test_signs_that_the_output_lacks_are_replaced() -> None:
+    """As in a code page of Windows, for one French letter of an example."""
+    done = subprocess.run(
+        [*COMMAND, "export", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Il ?tait une fois" in done.stdout
+
+
 def test_an_interrupted_run_is_one_sentence(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_half_precision_errs_by_the_rounding_of_weights_and_results(isa: str, dt
     assert (np.abs(result - exact) <= summed + unit * (np.abs(exact) + summed)).all()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no module resource")
 def test_memory_grows_with_the_length_not_with_its_square() -> None:
     """Compare the additions of a call to the peak memory of its process at two lengths.
 

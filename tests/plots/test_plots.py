@@ -185,7 +185,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(
 
     monkeypatch.setattr(builtins, "__import__", without)
     for draw in PICTURES.values():
-        with pytest.raises(ImportError, match=r"pip install 'ntk-alibi\[plot\]'"):
+        with pytest.raises(ImportError, match=r'pip install "ntk-alibi\[plot\]"'):
             draw()
     with pytest.raises(ImportError, match="a picture needs matplotlib"):
         plots.study_figure(summary())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ def full_disk(most: int) -> Iterator[None]:
     Modules imported here leave no bytecode, because Python would store it cut off, and later
     processes could not read it.
     """
+    resource = pytest.importorskip("resource", reason="Windows has no such limits")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:

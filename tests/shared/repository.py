@@ -6,7 +6,6 @@ import os
 import site
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,8 @@ def make_environment(folder: Path, *requirements: str) -> Path:
         folder: a folder that is not there yet.
         requirements: what pip installs, without dependencies, before the borrowed packages.
     """
+    import venv  # which Windows' embedded Python lacks
+
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
     borrowed = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -30,6 +31,8 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; a wrong argument prints one sentence and exits with status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Windows' code pages lack some of our signs
+        sys.stdout.reconfigure(errors="replace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     asks_for_completions = "_ARGCOMPLETE" in os.environ
     only_one = words and words[0] in COMMANDS and not asks_for_completions

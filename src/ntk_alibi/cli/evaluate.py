@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +231,10 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
         with style("light"), _files.replacing(path) as file:
             draw(summary).savefig(file, dpi=120)
     if options.document is not None:
-        parts = [markdown.describe_machine(), f"    {shlex.join(['ntk-alibi', *options.words])}"]
+        parts = [
+            markdown.describe_machine(),
+            f"    {_files.command_line(['ntk-alibi', *options.words])}",
+        ]
         parts += [tables.formatted(x, "markdown").strip() for x in tables.study_tables(summary)]
         section = options.section or SECTION
         markdown.replace_section(Path(options.document), section, "\n\n".join(parts))
@@ -257,7 +259,7 @@ def _next_steps(summary: dict[str, Any]) -> list[str]:
         return []
     return [
         "to measure your model (BLOOM, MPT, Falcon or Baichuan), by its folder or hub name:",
-        f"  ntk-alibi eval --quick --model MODEL --methods original {shlex.quote(best)}",
+        f"  ntk-alibi eval --quick --model MODEL --methods original {_files.command_line([best])}",
         "to stretch it, in Python:",
         f'  ntk_alibi.patch(model, "{best}")',
     ]

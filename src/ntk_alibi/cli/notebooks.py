@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def _run(options: argparse.Namespace) -> None:
             file.write_text(_without_pages(path.read_text("utf-8")), "utf-8")
         copied += 1
     print(f"{folder}: {copied} files copied, {kept} were there and stay as they are")
-    print(f"open them by: {shlex.join(['jupyter', 'lab', str(folder / 'notebooks')])}")
+    print(f"open them by: {_files.command_line(['jupyter', 'lab', str(folder / 'notebooks')])}")
 
 
 def _without_pages(text: str) -> str:

@@ -72,7 +72,7 @@ def test_importing_the_plugin_imports_no_vllm(tmp_path: Path) -> None:
 
 def test_without_vllm_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs vllm: pip install 'ntk-alibi\[vllm\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r'needs vllm: pip install "ntk-alibi\[vllm\]"'):
         register()
 
 

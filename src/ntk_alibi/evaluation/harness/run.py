@@ -16,7 +16,6 @@ import logging
 import os
 import pickle
 import random
-import shlex
 import sqlite3
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -115,7 +114,7 @@ def command_line(
     settings += "".join(f",{name}={value}" for name, value in others.items())
     words = ["--model", "ntk_alibi", "--model_args", settings, "--tasks", task]
     words += ["--metadata", json.dumps(metadata)] if metadata else []
-    return shlex.join(["ntk-alibi", "lm-eval", *words])
+    return _files.command_line(["ntk-alibi", "lm-eval", *words])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -37,7 +37,8 @@ def counted(number: int, noun: str) -> str:
 
 def processor() -> str:
     """Name the processor with family and model, which tell cores of one name apart."""
-    text = Path("/proc/cpuinfo").read_text()
+    cpuinfo = Path("/proc/cpuinfo")  # Linux has it
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
     if len(fields) < 3:
         return platform.processor()
@@ -62,13 +63,13 @@ def replace_section(path: Path, name: str, text: str) -> None:
     """
     before, _, after = _split(path, name)
     with _files.replacing(path) as file:
-        file.write_text(f"{before}\n{text}\n{after}")
+        file.write_text(f"{before}\n{text}\n{after}", "utf-8", newline="\n")
 
 
 def _split(path: Path, name: str) -> tuple[str, str, str]:
     """Return the text up to the first marker of a section, its own, and from the second one on."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, begin_marker, rest = path.read_text().partition(begin)
+    before, begin_marker, rest = path.read_text("utf-8").partition(begin)
     text, end_marker, after = rest.partition(end)
     if not (begin_marker and end_marker):
         raise ValueError(f"{path} must hold the markers {begin} and {end}")

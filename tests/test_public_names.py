@@ -35,7 +35,7 @@ PATHS = {
     "ntk_alibi.biases": ("BiasObject", "KernelBias", "parameter"),
     "ntk_alibi.distributed": ("attention",),
     "ntk_alibi.evaluation": ("Plan", "evaluate", "parse_method", "score_lines", "score_topics"),
-    "ntk_alibi.evaluation.report": ("comparison_tables", "html", "study_tables", "tuning_table"),
+    "ntk_alibi.evaluation.report": ("html", "study_tables", "tuning_table"),
     "ntk_alibi.fused": (
         "AttentionGradients", "KeyNorms", "Stats", "attention", "attention_gradients", "merge",
     ),
@@ -246,7 +246,6 @@ evaluation.comparing.length_study.evaluate(model, tokenizer, plan, path, *, quie
     name='nano-bloom')
 evaluation.comparing.summary.summarise(plan, samples)
 evaluation.report.study_tables(summary)
-evaluation.report.comparison_tables(comparison)
 evaluation.report.tuning_table(tuning)
 evaluation.report.html(table)
 evaluation.score_lines(prediction, expected)

@@ -168,31 +168,6 @@ def test_eval_of_a_plan_writes_a_document(
 
 
 @pytest.mark.slow  # needs the evaluation harness
-@pytest.mark.parametrize("task", ["lines_200", "topics_5"])
-def test_eval_of_longevals_files(
-    task: str, tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cases: list[dict[str, Any]] = [
-        {"prompt": f"line a is <{i}>. " * i, "expected_number": i, "topics": ["a", "b"]}
-        for i in range(1, 4)
-    ]
-    (in_tmp / "cases.jsonl").write_text("\n".join(map(json.dumps, cases)))
-    arguments = [
-        *("eval", "--model", str(tiny_checkpoint), "--tasks", f"longeval_{task}"),
-        *("--data", "cases.jsonl", "--batch-size", "2", "--methods", "original", "ntk:2"),
-    ]
-    main(arguments)
-    out = capsys.readouterr().out
-    assert "truncation: nothing is cut off" in out
-    assert f"longeval_{task}" in out
-    main([*arguments, "--json", "--max-length", "40"])
-    found = json.loads(capsys.readouterr().out)
-    assert [row["cases"] for row in found["rows"]] == [3, 3]
-    assert found["settings"]["ntk:2"]["truncation"] == "middle"
-    assert found["settings"]["ntk:2"]["max_length"] == 40
-
-
-@pytest.mark.slow  # needs the evaluation harness
 def test_tune(
     tiny_checkpoint: Path,
     in_tmp: Path,

@@ -221,17 +221,6 @@ def check_picture(option: str, path: Path, formats: Collection[str] = PICTURES) 
         _files.check_writable(path)
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Parse the JSON object of an option, for argparse."""
-    try:
-        value = _files.parse_json(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"seed": 1}}, got {text}')
-    return value
-
-
 #: The folder that keeps the answers of an unfinished run, by default.
 UNFINISHED = ".ntk-alibi-eval.unfinished"
 
@@ -312,10 +301,11 @@ def collect(
     folder = Path(UNFINISHED if options.output is None else options.output)
     with _files.naming("--output", "a folder that can be written"):
         _files.writable_folder(folder)
-    from ntk_alibi.evaluation.harness.run import check_answers, is_first_process
+    from ntk_alibi.evaluation.harness import stored_answers
+    from ntk_alibi.evaluation.harness.run import is_first_process
 
     with _files.only_run("--output", folder):
-        if stored := sum(map(check_answers, folder.glob("*.db"))):
+        if stored := sum(map(stored_answers.count, folder.glob("*.db"))):
             tell(
                 f"{folder} has {stored} answers of an earlier run, which are taken over for the "
                 "same model, method and records; remove the folder to compute them again"

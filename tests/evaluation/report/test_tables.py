@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from ntk_alibi.evaluation.comparing.summary import COLUMNS
-from ntk_alibi.evaluation.report import comparison_tables, html, study_tables, tuning_table
+from ntk_alibi.evaluation.report import html, study_tables, tuning_table
 from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 from ntk_alibi.evaluation.report.markdown import counted
-from ntk_alibi.evaluation.report.tables import formatted, printed, study_rows
+from ntk_alibi.evaluation.report.tables import formatted, printed, study_rows, with_title
 
 METHODS = (
     "original",
@@ -79,9 +79,8 @@ def test_headings_have_two_digits_where_they_tell_apart() -> None:
 
 
 def test_special_characters_are_kept() -> None:
-    row = {"method": "50 % of_it", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
-    row |= {"task": "t", "metric": "accuracy", "published": None}
-    (table,) = comparison_tables({"model": "m_1", "rows": pd.DataFrame([row])})
+    row = {"method": "50 % of_it", "cases": "3", "acc, %": "50.0 (25.0–75.0)"}
+    table = with_title(pd.DataFrame([row]), "t, m_1: 95 % intervals")
     latex = formatted(table, "latex")
     assert r"50 \% of\_it & 3 & 50.0 (25.0–75.0) \\" in latex
     assert r"\caption{t, m\_1: 95 \% intervals}" in latex

@@ -81,10 +81,8 @@ def prepare(
     methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
     harness.check_methods(model, methods)
     tasks: dict[str, Any] = {}
-    with harness.quiet():
-        for task, made_from in plan.tasks.items():
-            metadata = {**made_from, "tokenizer": tokenizer}
-            tasks |= harness.load_tasks([f"ntk_alibi_{task}"], metadata)["tasks"]
+    for task, made_from in plan.tasks.items():
+        tasks |= harness.load_tasks([f"ntk_alibi_{task}"], {**made_from, "tokenizer": tokenizer})
     return Study(plan, methods, tasks)
 
 
@@ -104,8 +102,7 @@ def answer(
     with harness.quiet():
         lm = StretchedLM(model, tokenizer=tokenizer, train_length=length, quiet=quiet)
     with _files.only_run("path", path):
-        tasks = {"tasks": study.tasks}
-        samples, settings = harness.answers(lm, study.methods, tasks, Path(path))
+        samples, settings = harness.answers(lm, study.methods, study.tasks, Path(path))
     summary = summarise(study.plan, samples)
     summary |= {"settings": settings, "commands": commands(study.plan, name)}
     return summary

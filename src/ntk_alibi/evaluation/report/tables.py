@@ -1,4 +1,4 @@
-"""Tables of studies, comparisons and searches, and data frames as texts.
+"""Tables of studies and searches, and data frames as texts.
 
 A table is a frame of texts with a title in `attrs`; its first column names the rows.
 """
@@ -60,27 +60,6 @@ def study_rows(summary: dict[str, Any]) -> list[DataFrame]:
     """Return the data frames of a study's summary, each with its name there as the title."""
     names = [name for name in ("retrieval", "by_distance", "perplexity") if len(summary[name])]
     return [with_title(summary[name], name) for name in names]
-
-
-def comparison_tables(comparison: dict[str, Any]) -> list[DataFrame]:
-    """Return a table for each task of a comparison, with published figures if there are any."""
-    tables = []
-    for task, rows in comparison["rows"].groupby("task", sort=False):
-        metric = rows["metric"].iloc[0]
-        unit, digits, name = (1, 3, metric) if metric == "nats" else (100, 1, f"{metric}, %")
-        table = rows[["method", "cases"]].astype(str)
-        figures = unit * rows[["value", "low", "high"]].to_numpy(float)
-        table[name] = [with_ends(x, low, high, digits) for x, low, high in figures]
-        if rows["published"].notna().any():
-            percents = rows["published"].astype(float)
-            table["published, %"] = ["" if x != x else f"{x:g}" for x in percents]
-        tables.append(with_title(table, f"{task}, {comparison['model']}: 95 % intervals"))
-    return tables
-
-
-def comparison_rows(comparison: dict[str, Any]) -> list[DataFrame]:
-    """Return the frame of a comparison."""
-    return [with_title(comparison["rows"].drop(columns="command"), comparison["model"])]
 
 
 def tuning_table(tuning: dict[str, Any]) -> DataFrame:

@@ -151,7 +151,7 @@ def _study(loaded: Any, plan: Plan, answers: Path) -> dict[str, Any]:
     model, tokenizer, _ = loaded
     summary = length_study.evaluate(model, tokenizer, plan, answers, quiet=True)
     kept = ("retrieval", "by_distance", "perplexity")
-    return {key: summary[key].to_dict("records") for key in kept}
+    return {key: getattr(summary, key).to_dict("records") for key in kept}
 
 
 def _generated(

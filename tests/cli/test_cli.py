@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,11 +225,10 @@ def test_tune_warns_of_a_contradicted_choice_and_prints_no_nan(
 ) -> None:
     search = tuning.search
 
-    def contradicted(*given: Any, **named: Any) -> dict[str, Any]:
+    def contradicted(*given: Any, **named: Any) -> Any:
         found = search(*given, **named)
         changed = {"gain": -0.5, "gain_half_width": 0.1, "nats_half_width": math.nan}
-        found["paired"] = found["paired"].assign(**changed)
-        return found
+        return replace(found, paired=found.paired.assign(**changed))
 
     monkeypatch.setattr(tuning, "search", contradicted)
     arguments = [

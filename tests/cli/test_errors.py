@@ -85,13 +85,14 @@ CELL: dict[str, Any] = {
         ("[]", r"it must be an object, got []"),
         ("{}", "'train_length' is missing"),
         (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
-        (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods {}"),
+        (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods ()"),
         (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
         (json.dumps({"model": "m", "trace": []}), "got the output of `ntk-alibi tune --json`"),
         (
             json.dumps({k: v for k, v in STORED.items() if k != "methods"} | {"more": 1}),
             "it must have the keys train_length, methods, retrieval, by_distance, by_depth, "
-            "perplexity, commands; 'methods' is missing",
+            "perplexity, commands, records (optional), windows (optional), settings (optional); "
+            "'methods' is missing; 'more' is unknown",
         ),
         (
             json.dumps(STORED | {"retrieval": [CELL | {"accuracy": 7}]}),
@@ -107,7 +108,10 @@ CELL: dict[str, Any] = {
         ),
         (json.dumps(STORED | {"by_depth": 5}), "'by_depth' must be a list of results: TypeError"),
         (json.dumps(STORED | {"commands": [5]}), "AttributeError: 'list' object has no"),
-        (json.dumps(STORED | {"methods": ["ntk:2"]}), "perplexity must have the methods ['ntk:2']"),
+        (
+            json.dumps(STORED | {"methods": ["ntk:2"]}),
+            "perplexity must have the methods ('ntk:2',)",
+        ),
         (json.dumps(STORED).replace("2.7", '"x"'), "'perplexity' must be a list of results: "),
     ],
 )

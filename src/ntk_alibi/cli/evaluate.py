@@ -7,10 +7,13 @@ import shlex
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
+
+if TYPE_CHECKING:
+    from ntk_alibi.evaluation.comparing.summary import Summary
 
 #: The file of the picture and the section of the document, by default.
 PICTURE, SECTION = "ntk-alibi-eval.png", "study"
@@ -158,7 +161,7 @@ def _study(options: argparse.Namespace) -> None:
     """Run a study, and show its summary in the first process."""
     plan = _plan(options)
 
-    def compute(folder: Path) -> dict[str, Any]:
+    def compute(folder: Path) -> Summary:
         from ntk_alibi.evaluation.comparing import length_study
 
         outline, tokenizer, train_length = subcommand.load_outline(options)
@@ -191,14 +194,15 @@ def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
     return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
 
 
-def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
+def _show(summary: Summary, options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report import markdown, tables
     from ntk_alibi.evaluation.report.conclusion import conclusion
-    from ntk_alibi.plots import depth_figure, study_figure, style
+    from ntk_alibi.plots.study import depth_figure, study_figure
+    from ntk_alibi.plots.style import style
 
     whole, by_depth = _pictures(options)
     pictures = [(study_figure, whole)]
-    if not summary["by_depth"].empty:
+    if not summary.by_depth.empty:
         pictures.append((depth_figure, by_depth))
     # Printed before files are written: a full disk loses no result.
     for_a_reader = subcommand.print_tables(options, summary, tables.study_tables, tables.study_rows)
@@ -214,7 +218,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
         return
     paths = ", ".join(str(path.resolve()) for _, path in pictures)
     lines = ["", *conclusion(summary), f"pictures: {paths}"]
-    examples = [next(iter(cells.values())) for cells in summary["commands"].values() if cells]
+    examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
     if examples:
         lines += ["command that repeats one cell (--json lists all commands):", examples[-1]]
     if options.from_json is None:
@@ -222,7 +226,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     print("\n".join(lines))
 
 
-def _next_steps(summary: dict[str, Any]) -> list[str]:
+def _next_steps(summary: Summary) -> list[str]:
     """Return lines that explain how to measure and stretch another model."""
     from ntk_alibi.evaluation.report.conclusion import best_method
 

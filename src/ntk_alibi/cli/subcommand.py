@@ -161,12 +161,12 @@ def print_tables(
 
     Args:
         options: the options.
-        result: the result; JSON has all of it.
+        result: the result, a dataclass; JSON has all of it.
         tables: returns its tables, whose cells are texts.
         rows: returns its data frames, for CSV.
     """
     if options.format == "json":
-        print(_files.json_text(result))
+        print(_files.json_text(vars(result)))
         return False
     from ntk_alibi.evaluation.report.tables import formatted, printed
 

@@ -42,9 +42,7 @@ def evaluate(
         name: name of the model in the commands of the summary.
 
     Returns:
-        What `summarise` returns, in all processes of a job, with two more keys:
-        settings: for each method, the settings of the model as the harness stores them;
-        commands: for each method, the commands of `commands`.
+        The summary, in all processes of a job.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -103,9 +101,8 @@ def answer(
         lm = StretchedLM(model, tokenizer=tokenizer, train_length=length, quiet=quiet)
     with _files.only_run("path", path):
         samples, settings = harness.answers(lm, study.methods, study.tasks, Path(path))
-    summary = summarise(study.plan, samples)
-    summary |= {"settings": settings, "commands": commands(study.plan, name)}
-    return summary
+    repeated = commands(study.plan, name)
+    return summarise(study.plan, samples, settings=settings, commands=repeated)
 
 
 def check_study(model: Any, tokenizer: Any, folder: Any) -> None:

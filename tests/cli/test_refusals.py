@@ -58,7 +58,7 @@ ROWS = [
     (["eval", "--section", "s"], "--document must be given with --section, got only --section s"),
     (
         ["lm-eval", "--tasks", "ntk_alibi_lines", "--metadata", "foo=1"],
-        "metadata of these tasks must have keys of lengths, records, seed, split, ",
+        "metadata of these tasks must have keys of lengths, records, questions, ",
     ),
     (["eval", "--model", "text"], "--model must be a folder with config.json"),
     (["tune", "--length", "64", "--train-length", "0"], "--train-length must be between 1"),

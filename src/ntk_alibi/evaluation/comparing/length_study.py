@@ -73,11 +73,14 @@ def prepare(
         TypeError, ValueError: a method cannot patch the model; a text is too short for its
             questions.
     """
+    from ntk_alibi.integrations import patch
+
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
     named = [parse_method(method, plan.train_length) for method in plan.methods]
     methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
-    harness.check_methods(model, methods)
+    for method in methods:
+        patch(model, method.scaling, log_n=method.log_n).undo()
     tasks: dict[str, Any] = {}
     for task, made_from in plan.tasks.items():
         tasks |= harness.load_tasks([f"ntk_alibi_{task}"], {**made_from, "tokenizer": tokenizer})

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 #: Keys of metadata that name the tokenizer with which records are made.
 MODEL_KEYS = ("tokenizer", "pretrained")
-
-_PROSE_KEYS = ("lengths", "windows", "bins", "text", "context", "stride", "split")
-_GENERATED_KEYS = ("lengths", "records", "seed", "split")
-_RECORD_KEYS = (*_GENERATED_KEYS, "questions")
 
 #: Tags, each for several of our tasks.
 TAGS = ("ntk_alibi_retrieval", "ntk_alibi_generated", "longeval")
@@ -49,15 +46,22 @@ def task_names() -> list[str]:
     return sorted(path.stem for path in tasks_folder().glob("*.yaml"))
 
 
-def metadata_keys(task: str) -> tuple[str, ...] | None:
-    """Return the keys of metadata that a task of ours reads; None for other tasks."""
+def metadata_keys(task: str) -> list[str] | None:
+    """Return the keys of metadata that a task of ours reads; None for other tasks.
+
+    They are the parameters of the function that makes its data, but for those that the task sets.
+    """
     if task not in (*task_names(), *TAGS):
         return None
-    if task.startswith("ntk_alibi_prose"):
-        return tuple(k for k in _PROSE_KEYS if k != "stride" or not task.endswith("_sliding"))
+    from ntk_alibi.evaluation.harness import datasets, local_files
+
+    made_by: Any = local_files.cases
     if task.startswith("ntk_alibi_"):
-        return _GENERATED_KEYS if task.endswith("_generated") else _RECORD_KEYS
-    return ("data",)
+        made_by = datasets.prose if task.startswith("ntk_alibi_prose") else datasets.retrieval
+    fixed = {"kind", "size", "stride" if task.endswith("_sliding") else ""}
+    fixed |= {"questions"} if task.endswith("_generated") else set()
+    parameters = signature(made_by).parameters.values()
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in fixed]
 
 
 def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
@@ -170,14 +174,6 @@ def load_tasks(names: Sequence[str], metadata: dict[str, Any]) -> dict[str, Any]
     with quiet(), _harness_errors():
         loaded: dict[str, Any] = manager.load(list(names))["tasks"]
     return loaded
-
-
-def check_methods(model: Any, methods: Iterable[Method]) -> None:
-    """Check before any work that methods can patch a model, which may have no parameters yet."""
-    from ntk_alibi.integrations import patch
-
-    for method in methods:
-        patch(model, method.scaling, log_n=method.log_n).undo()
 
 
 def answers(

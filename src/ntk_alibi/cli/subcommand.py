@@ -305,7 +305,7 @@ def collect(
     from ntk_alibi.evaluation.harness.run import is_first_process
 
     with _files.only_run("--output", folder):
-        if stored := sum(map(stored_answers.count, folder.glob("*.db"))):
+        if stored := sum(map(stored_answers.count_answers, folder.glob("*.db"))):
             tell(
                 f"{folder} has {stored} answers of an earlier run, which are taken over for the "
                 "same model, method and records; remove the folder to compute them again"

@@ -99,7 +99,7 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
 
 
 def _tokens(parts: dict[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
-    """Return the strings and the types of a tokenizer's tokens by their numbers."""
+    """Return the strings and the types of a tokenizer's tokens by their ids."""
     tokens = {number: text for text, number in parts["model"]["vocab"].items()}
     types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
     for token in parts["added_tokens"]:

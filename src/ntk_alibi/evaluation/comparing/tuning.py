@@ -300,7 +300,7 @@ def is_better(fresh: DataFrame, paired: DataFrame) -> bool:
     """Return whether the chosen method does better than the original on held-out texts.
 
     That is, it answers more questions, or no fewer while it predicts prose with fewer nats. Only
-    differences beyond their 95 % interval count. The frames are those of `Tuning`.
+    differences beyond their 95 % interval count. `Tuning` has both frames.
     """
     for pair in paired.to_dict("records"):
         if pair["against"] == ORIGINAL:
@@ -312,7 +312,7 @@ def is_better(fresh: DataFrame, paired: DataFrame) -> bool:
 def contradicting_methods(fresh: DataFrame, paired: DataFrame) -> list[str]:
     """Return the methods that answer more of the held-out questions than the chosen one.
 
-    Only differences beyond their 95 % interval count. The frames are those of `Tuning`.
+    Only differences beyond their 95 % interval count. `Tuning` has both frames.
     """
     pairs = paired.to_dict("records")
     return [pair["against"] for pair in pairs if _ends_of_gain(fresh, pair)[1] < 0]

@@ -191,7 +191,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Take the harness's store of answers; refuse one of another model, method or setting."""
         if cache_hook.dbdict is not None:
-            stored_answers.own(cache_hook.dbdict, self.digest, self.method.name)
+            stored_answers.claim(cache_hook.dbdict, self.digest, self.method.name)
         super().set_cache_hook(cache_hook)
 
     @property

@@ -137,7 +137,7 @@ def prepare(options: argparse.Namespace) -> None:
         with _files.naming("--use_cache", "a path in a folder that can be written"):
             folder = _files.writable_folder(path.parent)
         for answers in folder.glob(f"{glob.escape(path.name)}_rank*.db"):
-            stored_answers.count(answers)
+            stored_answers.count_answers(answers)
     if tasks and options.include_path is None:
         options.include_path = str(tasks_folder())
     settings = {**(options.model_args or {}), **metadata}

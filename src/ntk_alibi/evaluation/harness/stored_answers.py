@@ -18,7 +18,7 @@ from ntk_alibi import _files
 OWNER = "ntk_alibi model"
 
 
-def own(stored: Any, digest: str, method: str) -> None:
+def claim(stored: Any, digest: str, method: str) -> None:
     """Write the digest of a model into an empty store of the harness.
 
     Raises:
@@ -45,7 +45,7 @@ def kept(lm: Any, cache: Path | None) -> Iterator[Any]:
         return
     _files.writable_folder(cache.parent)
     path = Path(f"{cache}_rank{lm.rank}.db")
-    count(path)
+    count_answers(path)
     try:
         cached = CachingLM(lm, str(path))
         with contextlib.closing(cached.dbdict):
@@ -56,7 +56,7 @@ def kept(lm: Any, cache: Path | None) -> Iterator[Any]:
         lm.set_cache_hook(CacheHook(None))
 
 
-def count(path: Path) -> int:
+def count_answers(path: Path) -> int:
     """Return the number of answers in a file; 0 if there is no file.
 
     Raises:

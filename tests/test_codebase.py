@@ -37,7 +37,7 @@ PYTHON_LAYERS = [
     ["models"],
     ["engines"],
     ["evaluation", "plots"],
-    ["cli", "__main__", "evaluation.__main__"],
+    ["cli", "__main__"],
 ]
 
 #: The folders that a C++ folder may include, besides the standard library.

@@ -1,4 +1,4 @@
-"""Names of methods: their scalings, and the arguments of the harness's model."""
+"""Names of methods, and their scalings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from ntk_alibi.methods import (
     DYNAMIC,
     STATIC,
     method_name,
-    named_method,
     parse_method,
-    to_model_arguments,
 )
 
 KINDS = ("original", *STATIC, *DYNAMIC)
@@ -89,29 +87,6 @@ def test_every_scaling_has_a_name() -> None:
     public = [getattr(na, name) for name in na.__all__]
     scalings = {x for x in public if isinstance(x, type) and hasattr(x, "alibi_type")}
     assert scalings == set((STATIC | DYNAMIC).values())
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("original", "scaling=original"),
-        ("dynamic-ntk:1:query", "scaling=dynamic-ntk,factor=1,per=query"),
-        ("flat:8:0.5", "scaling=flat,factor=8,share=0.5"),
-        ("dynamic-flat:2:0.5:sequence", "scaling=dynamic-flat,factor=2,share=0.5,per=sequence"),
-        ("knee:1024:28", "scaling=knee,start=1024,factor=28"),
-    ],
-)
-def test_arguments_of_the_harness_stand_for_a_name(name: str, arguments: str) -> None:
-    assert to_model_arguments(name) == arguments
-
-
-def test_arguments_of_the_harness_become_a_method() -> None:
-    assert named_method("ntk", 4, None, 9) == parse_method("ntk:4", 9)
-    assert named_method("flat", 8, None, 9, 0.5) == parse_method("flat:8:0.5", 9)
-    for factor in (28, 0.1, math.inf):
-        named = named_method("knee", factor, None, 9, start=1024)
-        assert named.scaling == na.Knee(1024, factor)
-        assert parse_method(named.name, 9) == named
 
 
 @pytest.mark.parametrize("name", ["ntk", "original:2", "yarn:2", "ntk:four", ":2", ""])

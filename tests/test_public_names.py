@@ -34,8 +34,11 @@ precision reference scaling_from_config segment_ids_from_cu_seqlens set_num_thre
 PATHS = {
     "ntk_alibi.biases": ("BiasObject", "KernelBias", "parameter"),
     "ntk_alibi.distributed": ("attention",),
-    "ntk_alibi.evaluation": ("Plan", "evaluate", "parse_method", "score_lines", "score_topics"),
-    "ntk_alibi.evaluation.report": ("comparison_tables", "html", "study_tables", "tuning_table"),
+    "ntk_alibi.evaluation": (
+        "Plan", "Summary", "evaluate", "parse_method", "read_summary", "score_lines",
+        "score_topics",
+    ),
+    "ntk_alibi.evaluation.report": ("html", "study_tables", "tuning_table"),
     "ntk_alibi.fused": (
         "AttentionGradients", "KeyNorms", "Stats", "attention", "attention_gradients", "merge",
     ),
@@ -139,7 +142,6 @@ segment_ids_from_cu_seqlens(cu_seqlens)
 set_num_threads(num_threads)
 unpatch(model)
 plots.accuracy_curves(summary, task, *, by='length', ax=None)
-plots.accuracy_map(lengths, depths, accuracy, *, ax=None)
 plots.alibi_rows(rows, ax=None)
 plots.attention_map(model, tokenizer, text, *, layer=-1, head=1, ax=None)
 plots.attention_maps(model, tokenizer, text, *, methods=None, layers=(-1,), heads=None)
@@ -147,7 +149,6 @@ plots.benchmark_curves(lengths, seconds, *, ours=(), baseline=None, limit=None, 
 plots.bias_by_distance(biases, longest=512, *, heads=None, length=None, side='behind', ax=None)
 plots.bias_maps(bias, query_length=32, key_length=None, *, heads=None, quantity='bias', ax=None)
 plots.blocks(stats, *, batch=0, ax=None)
-plots.depth_figure(summary)
 plots.exact_positions(shares, ax=None)
 plots.explore(model, tokenizer, text, methods=('original', 'ntk:2', 'ntk:4', 'ntk:8',
     'interpolation:2', 'interpolation:4', 'interpolation:8'), *, layers=None, heads=None,
@@ -156,7 +157,6 @@ plots.extrapolation_curves(lengths, values, *, half_widths=None, train_length=No
     quantity='nats per token', ax=None)
 plots.intervals(query_length, key_length=None, *, ax=None, **options)
 plots.mask(query_length, key_length=None, *, ax=None, **options)
-plots.perplexity_curves(summary, *, ax=None)
 plots.receptive_field(biases, *, shares=(0.36787944117144233, 0.01), longest=65536, length=None,
     side='behind', ax=None)
 plots.rounded_positions(rounded, ax=None)
@@ -244,9 +244,8 @@ evaluation.comparing.plan.Plan(train_length, methods=('original', 'interpolation
     topic_questions=5, prose_windows=8, seed=2026)
 evaluation.comparing.length_study.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=...,
     name='nano-bloom')
-evaluation.comparing.summary.summarise(plan, samples)
+evaluation.read_summary(path)
 evaluation.report.study_tables(summary)
-evaluation.report.comparison_tables(comparison)
 evaluation.report.tuning_table(tuning)
 evaluation.report.html(table)
 evaluation.score_lines(prediction, expected)

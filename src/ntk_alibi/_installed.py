@@ -27,7 +27,7 @@ EXTRAS = {
     "bokeh": "explore",
     "pandas": "eval",
     "gguf": "gguf",
-    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript", "openvino"), "export"),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
     "vllm": "vllm",
     "ntk_alibi_models": "models",
     **dict.fromkeys(("fuzzywuzzy", "jieba", "rouge"), "longbench"),

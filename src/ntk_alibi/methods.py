@@ -6,7 +6,6 @@ two things from a model's config: the training length, and misspelled settings o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -166,49 +165,6 @@ def parameter_names(kind: str) -> tuple[str, ...]:
     if kind not in _KINDS:
         return ()
     return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in OPTIONAL)
-
-
-def named_method(
-    kind: str,
-    factor: float | None,
-    per: str | None,
-    train_length: int,
-    share: float | None = None,
-    start: int | None = None,
-    **options: Any,
-) -> Method:
-    """Return the method of a kind with parameters, which may also be part of `kind`.
-
-    `options` may be layers, logn and ssmax, as in a method's name.
-    """
-    parameters = {"start": start, "factor": factor, "share": share}
-    for name in parameter_names(kind):
-        argument = "factor" if name == "rate" else name
-        if parameters[argument] is None:
-            _checks.missing(argument, f"with scaling={kind}")
-    words = [
-        _word(value if value == math.inf else _checks.finite(name, value))
-        for name, value in parameters.items()
-        if value is not None
-    ]
-    named = [f"{name}={value}" for name, value in options.items() if value is not None]
-    parts = [str(kind), *words, *([] if per is None else [per]), *named]
-    return parse_method(":".join(parts), train_length)
-
-
-def to_model_arguments(name: str) -> str:
-    """Format a method's name as `--model_args` of lm-evaluation-harness."""
-    kind, *words = name.split(":")
-    named = {"scaling": kind}
-    parameters = ("factor" if name == "rate" else name for name in parameter_names(kind))
-    names = iter((*parameters, "share"))
-    for word in words:
-        if "=" in word:
-            option, _, value = word.partition("=")
-            named[option] = value
-        else:
-            named["per" if word in ("sequence", "query") else next(names)] = word
-    return ",".join(f"{key}={value}" for key, value in named.items())
 
 
 def train_length_or_default(config: Any) -> int:

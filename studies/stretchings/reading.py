@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ntk_alibi.evaluation.comparing import length_study, task_comparison
+from ntk_alibi.evaluation.comparing import length_study
+from ntk_alibi.evaluation.comparing.intervals import accuracy_entry
 from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
@@ -149,7 +151,7 @@ def _study(loaded: Any, plan: Plan, answers: Path) -> dict[str, Any]:
     model, tokenizer, _ = loaded
     summary = length_study.evaluate(model, tokenizer, plan, answers, quiet=True)
     kept = ("retrieval", "by_distance", "perplexity")
-    return {key: summary[key].to_dict("records") for key in kept}
+    return {key: getattr(summary, key).to_dict("records") for key in kept}
 
 
 def _generated(
@@ -164,17 +166,12 @@ def _generated(
         "split": "held-out-books",
     }
     names = dict.fromkeys(rule.method(GENERATED_AT, train_length) for rule in RULES.values())
-    tasks = task_comparison.load_harness_tasks(
-        [GENERATED], {**metadata, "tokenizer": tokenizer}, ""
-    )
+    tasks = harness.load_tasks([GENERATED], {**metadata, "tokenizer": tokenizer})
     lm = StretchedLM(network, tokenizer=tokenizer, train_length=train_length, quiet=True)
-    compared = task_comparison.compare(
-        lm,
-        [parse_method(name, train_length) for name in names],
-        tasks,
-        metadata=metadata,
-        model=model.name,
-        cache=answers / "generated",
-    )
-    kept = ("method", "cases", "value", "low", "high")
-    return {"generated": compared["rows"][list(kept)].to_dict("records")}
+    methods = [parse_method(name, train_length) for name in names]
+    samples, _ = harness.answers(lm, methods, tasks, answers / "generated")
+    rows = []
+    for name, of_method in samples.items():
+        right = [int(sample["accuracy"]) for sample in of_method[GENERATED]]
+        rows.append({"method": name, **accuracy_entry(right, [1] * len(right))})
+    return {"generated": rows}

@@ -114,7 +114,7 @@ def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, A
             found["prose"][spelling] = float(np.mean(beyond))
         return
     if name == "generated":
-        values = {row["method"]: row["value"] for row in result["generated"]}
+        values = {row["method"]: row["accuracy"] for row in result["generated"]}
         for spelling, rule in RULES.items():
             found["generated"][spelling] = values[rule.method(GENERATED_AT, length)]
         return

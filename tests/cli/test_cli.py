@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,31 +169,6 @@ def test_eval_of_a_plan_writes_a_document(
 
 
 @pytest.mark.slow  # needs the evaluation harness
-@pytest.mark.parametrize("task", ["lines_200", "topics_5"])
-def test_eval_of_longevals_files(
-    task: str, tiny_checkpoint: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cases: list[dict[str, Any]] = [
-        {"prompt": f"line a is <{i}>. " * i, "expected_number": i, "topics": ["a", "b"]}
-        for i in range(1, 4)
-    ]
-    (in_tmp / "cases.jsonl").write_text("\n".join(map(json.dumps, cases)))
-    arguments = [
-        *("eval", "--model", str(tiny_checkpoint), "--tasks", f"longeval_{task}"),
-        *("--data", "cases.jsonl", "--batch-size", "2", "--methods", "original", "ntk:2"),
-    ]
-    main(arguments)
-    out = capsys.readouterr().out
-    assert "truncation: nothing is cut off" in out
-    assert f"longeval_{task}" in out
-    main([*arguments, "--json", "--max-length", "40"])
-    found = json.loads(capsys.readouterr().out)
-    assert [row["cases"] for row in found["rows"]] == [3, 3]
-    assert found["settings"]["ntk:2"]["truncation"] == "middle"
-    assert found["settings"]["ntk:2"]["max_length"] == 40
-
-
-@pytest.mark.slow  # needs the evaluation harness
 def test_tune(
     tiny_checkpoint: Path,
     in_tmp: Path,
@@ -249,11 +225,10 @@ def test_tune_warns_of_a_contradicted_choice_and_prints_no_nan(
 ) -> None:
     search = tuning.search
 
-    def contradicted(*given: Any, **named: Any) -> dict[str, Any]:
+    def contradicted(*given: Any, **named: Any) -> Any:
         found = search(*given, **named)
         changed = {"gain": -0.5, "gain_half_width": 0.1, "nats_half_width": math.nan}
-        found["paired"] = found["paired"].assign(**changed)
-        return found
+        return replace(found, paired=found.paired.assign(**changed))
 
     monkeypatch.setattr(tuning, "search", contradicted)
     arguments = [

@@ -30,43 +30,6 @@ def files(in_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tasks",
-    [
-        ["longeval_lines_20"],
-        ["a,b"],
-        ["ntk_alibi_lines", "theirs", "tasks/theirs.yaml", "none.yaml"],
-    ],
-)
-def test_unknown_tasks_are_named(
-    tasks: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("tasks").mkdir()
-    Path("tasks/theirs.yaml").write_text("task: theirs")
-    search_tasks_in(Path("tasks"), monkeypatch)
-    loader = "ntk_alibi.models.checked_loader.WholeCausalLM.from_pretrained"
-    monkeypatch.setattr(loader, lambda *_, **__: pytest.fail("a model was loaded"))
-    error = error_of(["eval", "--tasks", *tasks], capsys)
-    assert "tasks must be names that `ntk-alibi lm-eval ls tasks` lists" in error
-    assert error.endswith(f"got {tasks[-1]!r}\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1]", "must be a JSON object such as"),
-        ("null", "must be a JSON object such as"),
-        ("{", "must be JSON: Expecting property name"),
-        ("[" * 100000, "must be JSON: too many nested brackets"),
-    ],
-)
-def test_metadata_is_a_json_object(
-    text: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = error_of(["eval", "--tasks", "ntk_alibi_lines", "--metadata", text], capsys)
-    assert f"argument --metadata: {message}" in error
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--output_path", "file"], "--output_path must be a .*, got 'file': File exists"),
@@ -122,17 +85,14 @@ CELL: dict[str, Any] = {
         ("[]", r"it must be an object, got []"),
         ("{}", "'train_length' is missing"),
         (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
-        (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods {}"),
+        (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods ()"),
         (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
-        (
-            json.dumps({"model": "m", "rows": []}),
-            "got the output of `ntk-alibi eval --tasks --json`",
-        ),
         (json.dumps({"model": "m", "trace": []}), "got the output of `ntk-alibi tune --json`"),
         (
             json.dumps({k: v for k, v in STORED.items() if k != "methods"} | {"more": 1}),
             "it must have the keys train_length, methods, retrieval, by_distance, by_depth, "
-            "perplexity, commands; 'methods' is missing",
+            "perplexity, commands, records (optional), windows (optional), settings (optional); "
+            "'methods' is missing; 'more' is unknown",
         ),
         (
             json.dumps(STORED | {"retrieval": [CELL | {"accuracy": 7}]}),
@@ -148,7 +108,10 @@ CELL: dict[str, Any] = {
         ),
         (json.dumps(STORED | {"by_depth": 5}), "'by_depth' must be a list of results: TypeError"),
         (json.dumps(STORED | {"commands": [5]}), "AttributeError: 'list' object has no"),
-        (json.dumps(STORED | {"methods": ["ntk:2"]}), "perplexity must have the methods ['ntk:2']"),
+        (
+            json.dumps(STORED | {"methods": ["ntk:2"]}),
+            "perplexity must have the methods ('ntk:2',)",
+        ),
         (json.dumps(STORED).replace("2.7", '"x"'), "'perplexity' must be a list of results: "),
     ],
 )
@@ -176,11 +139,13 @@ def test_from_json_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_prompt_without_room_for_an_answer_is_one_sentence(
-    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The harness checks this by an assertion."""
-    data = ["--tasks", "longeval_lines_200", "--data", "lines.jsonl", "--max-length", "10"]
-    error = error_of(["eval", "--model", str(tiny_checkpoint), *data], capsys)
+    search_tasks_in(Path(), monkeypatch)
+    command = ["lm-eval", "--model", "ntk_alibi", "--tasks", "longeval_lines_200"]
+    command += ["--model_args", f"pretrained={tiny_checkpoint},max_length=10"]
+    error = error_of([*command, "--metadata", "data=lines.jsonl"], capsys)
     assert "ntk-alibi: error: Invalid configuration: requested max tokens to generate" in error
 
 
@@ -263,7 +228,6 @@ def test_a_run_on_a_full_disk_continues_later(
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("ntk_alibi.evaluation", ["--model", "ntk_alibi", "--tasks", "x", "--output_path", "file"]),
         ("studies.nano_bloom", ["--seed", "-1"]),
         ("studies.schemes", ["--schemes", "--output", "none"]),
         ("studies.schemes", ["--document", "none.md"]),

@@ -45,7 +45,7 @@ def test_results_are_printed_before_files_are_written(
         arguments += ["--document", lost]
         small = SimpleNamespace(savefig=lambda path, dpi: path.touch())
         for figure in ("study_figure", "depth_figure"):
-            monkeypatch.setattr(f"ntk_alibi.plots.{figure}", lambda summary: small)
+            monkeypatch.setattr(f"ntk_alibi.plots.study.{figure}", lambda summary: small)
     with full_disk(ROOM), pytest.raises(SystemExit, match="2"):
         main(arguments)
     out, error = capsys.readouterr()

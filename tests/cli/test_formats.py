@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ntk_alibi import _files
 from ntk_alibi.cli import main
 from pictures import summary
 
@@ -20,12 +21,7 @@ def output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def stored_study(path: Path, **changes: Any) -> str:
     """Store a study as `eval --json` prints it, and return the path."""
-    study = summary()
-    for entry in study["retrieval"]:
-        entry |= {"gain": None, "gain_half_width": None}
-    for entry in study["by_distance"]:
-        entry |= {"cases": 64}
-    path.write_text(_files.json_text(study | {"by_depth": [], "commands": {}} | changes))
+    path.write_text(replace(summary(), **changes).to_json())
     return str(path)
 
 
@@ -36,7 +32,7 @@ def test_stored_studies_are_printed_in_a_format(
     stored, plot = stored_study(tmp_path / "study.json"), tmp_path / "study.pdf"
     found = output(["eval", "--from-json", stored, "--plot", str(plot), "--format", name], capsys)
     assert plot.read_bytes().startswith(b"%PDF")
-    for method in summary()["methods"]:
+    for method in summary().methods:
         assert method in found
     assert "pictures:" not in found
 
@@ -44,7 +40,7 @@ def test_stored_studies_are_printed_in_a_format(
 def test_stored_values_without_an_interval_are_null(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nats = [{**entry, "half_width": None} for entry in summary()["perplexity"]]
+    nats = summary().perplexity.assign(half_width=math.nan)
     stored = stored_study(tmp_path / "study.json", perplexity=nats)
     plot = str(tmp_path / "study.png")
     shown = output(["eval", "--from-json", stored, "--plot", plot], capsys)

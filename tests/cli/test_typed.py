@@ -79,7 +79,7 @@ def test_eval_takes_lengths_and_records(
     [
         [], ["bogus"], ["slopes"], ["slopes", "eight"], ["slopes", "8", "--length", "1e3"],
         ["slopes", "8", "--lenght", "3"], ["plot"], ["eval", "--methods"],
-        ["eval", "--lengths"], ["eval", "--lengths", "x"], ["tune"], ["eval", "--metadata", "{"],
+        ["eval", "--lengths"], ["eval", "--lengths", "x"], ["tune"], ["eval", "--tasks"],
         ["tune", "--json", "--format", "csv"], ["explore", "file.txt", "--text", "x"],
     ],
 )  # fmt: skip
@@ -89,6 +89,15 @@ def test_wrong_words_end_with_usage(
     error = error_of(arguments, capsys)
     assert error.startswith("usage: ntk-alibi")
     assert ": error: " in error.splitlines()[-1]
+
+
+def test_tasks_of_the_harness_are_run_by_lm_eval(capsys: pytest.CaptureFixture[str]) -> None:
+    error = error_of(["eval", "--data", "x", "--tasks", "piqa", "--methods", "ntk:4"], capsys)
+    assert error.splitlines()[-1] == (
+        "ntk-alibi eval: error: argument --tasks: a task of lm-evaluation-harness must be run by "
+        "`ntk-alibi lm-eval --model ntk_alibi --model_args pretrained=DIR,method=ntk:4 "
+        "--tasks piqa`, once for each method"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["info"]])  # argparse prints, and we do

@@ -189,7 +189,13 @@ def test_wrong_arguments_are_refused_by_name(model: Any, tmp_path: Path) -> None
     for arguments, options, error, message in (
         ((model, 7), {}, TypeError, "path must be the path of a file"),
         ((model, tmp_path / "a.bin"), {}, ValueError, "format must be given .*a.bin"),
-        ((model, leaf), {"format": "zip"}, ValueError, "format must be one of"),
+        (
+            (model, leaf),
+            {"format": "openvino"},
+            ValueError,
+            r"format must be one of 'gguf', 'onnx', 'torch', .* \(OpenVINO reads the folder of "
+            r"'onnx'\), got 'openvino'",
+        ),
         ((model, tmp_path / "no/a.leaf"), {}, ValueError, "path must be a name in a folder that"),
         ((model, tmp_path / "file"), {"format": "tree", "overwrite": True}, ValueError, "a folder"),
         ((model, tmp_path / "folder"), {"format": "leaf", "overwrite": True}, ValueError, "a file"),

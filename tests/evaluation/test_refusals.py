@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ntk_alibi as na
 from ntk_alibi.evaluation import score_lines, score_topics
@@ -83,7 +84,7 @@ WRONG_VALUES = [
     (lambda: datasets.prose([64], bins=64), "bins must be between 1 and 63"),
     (lambda: datasets.prose([1]), "lengths must be between 2"),
     (lambda: datasets.prose(text="/dev/null"), "/dev/null must hold at least one case"),
-    (lambda: StretchedLM(scaling="yarn", factor=2), "method must be original or one of"),
+    (lambda: StretchedLM(method="yarn:2"), "method must be original or one of"),
     (lambda: StretchedLM(attention="flash"), "attention must be one of 'fused', 'eager', 'tra"),
     (lambda: StretchedLM(train_length=0), "train_length must be between 1"),
     (lambda: StretchedLM(truncation="right"), "truncation must be one of 'middle', 'l"),
@@ -91,14 +92,16 @@ WRONG_VALUES = [
     (lambda: StretchedLM(batch_size="auto"), "max_length must be given with batch_siz"),
     (lambda: StretchedLM(batch_size=0), "batch_size must be between 1"),
     (lambda: StretchedLM(batch_size="-1"), "batch_size must be between 1"),
-    (lambda: StretchedLM(scaling=5), "method must be original or one of"),
+    (lambda: StretchedLM(method="ntk"), "method must be original or one of .*did you mean ntk:FA"),
     (
-        lambda: StretchedLM(scaling="ntk", facto=4),
-        "model_args must .* 'facto': did you mean factor?",
+        lambda: StretchedLM(methods="ntk:4"),
+        r"model_args must .* got 'methods': did you mean method\?",
     ),
-    (lambda: StretchedLM(scaling="ntk"), "factor must be given with scaling=ntk"),
-    (lambda: StretchedLM(scaling="dynamic-ntk"), "factor must be given with scaling=dynamic-ntk"),
-    (lambda: StretchedLM(scaling="knee", factor=4), "start must be given with scaling=knee"),
+    (
+        lambda: StretchedLM(scaling="ntk", factor=4),
+        "model_args must .* got 'scaling': method names both, such as method=ntk:4",
+    ),
+    (lambda: StretchedLM(torch.nn.Linear(1, 1), fast=1), "model_args must .*, got 'fast'$"),
     (lambda: StretchedLM(dtype="x"), "must be a whole checkpoint .*AttributeError"),
     (lambda: score_topics("x", []), "topics must hold at least the expected topic, go"),
 ]
@@ -112,7 +115,7 @@ WRONG_TYPES = [
     (lambda: StretchedLM(share_prefixes=1), "share_prefixes must be True or False, got 1"),
     (lambda: StretchedLM(batch_size="x"), "batch_size must be an integer, got 'x'"),
     (lambda: StretchedLM(batch_size=2.5), "batch_size must be an integer, got 2.5"),
-    (lambda: StretchedLM(scaling="ntk", factor="x"), "factor must be a number, got 'x'"),
+    (lambda: StretchedLM(method=5), "a method must be a name such as 'ntk:4', .* got 5"),
     (lambda: StretchedLM(pretrained=5), "pretrained must be a folder, a name or a mode"),
     (lambda: score_lines(5, 5), "prediction must be a string and"),
     (lambda: score_lines("5", "5"), "prediction must be a string and"),

@@ -51,6 +51,7 @@ def test_the_examples_of_the_page_on_export_run(
     """Run the code of docs/run-elsewhere.md, but for blocks with a word whose need is not met."""
     monkeypatch.chdir(tmp_path)
     needs = {name: find_spec(name) is not None for name in ("onnxruntime", "openvino")}
+    needs["nano-onnx"] = needs["onnxruntime"]
     needs[".gguf"] = find_spec("gguf") is not None
     needs["torch.compile"] = needs["_inductor"] = shutil.which("g++") is not None
     page = (ROOT / "docs/run-elsewhere.md").read_text()

@@ -21,8 +21,10 @@ from matplotlib.figure import Figure
 import ntk_alibi as na
 from attention_checks import pair_mask
 from ntk_alibi import plots
+from ntk_alibi.evaluation import Summary
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.labels import labelled
+from ntk_alibi.plots.study import depth_figure
 from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
 from pictures import METHODS, PICTURES, luminance, summary
 
@@ -140,14 +142,6 @@ def test_blocks_are_what_the_kernel_counted() -> None:
     np.testing.assert_allclose(tops, 100)
 
 
-def test_accuracies_are_in_the_cells() -> None:
-    axes = PICTURES["accuracy_map"]()
-    assert [text.get_text() for text in axes.texts] == ["100", "50", "90", "20", "0"]
-    shown = axes.images[0].get_array()
-    np.testing.assert_allclose(shown.filled(-1), [[100, 50, -1], [90, 20, 0]])
-    assert axes.images[0].get_clim() == (0, 100)
-
-
 def test_a_study_at_a_glance_has_one_legend() -> None:
     with plots.style("dark"):
         figure = plots.study_figure(summary())
@@ -247,14 +241,14 @@ def test_a_depth_figure_of_long_names_is_readable() -> None:
             "task": "lines",
             "method": name,
             "multiple": multiple,
-            "begin": begin,
+            **{"begin": begin, "end": begin + 1, "cases": 9, "low": 0.0, "high": 1.0},
             "accuracy": None if begin > multiple - 1 else 0.5,
         }
         for name in names
         for multiple in (1.0, 2.0)
         for begin in (0.0, 1.0)
     ]
-    figure = plots.depth_figure({"train_length": 512, "methods": names, "by_depth": cells})
+    figure = depth_figure(Summary(512, names, retrieval=cells, by_depth=cells))
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["no question there"]
     figure.canvas.draw()

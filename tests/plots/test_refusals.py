@@ -28,20 +28,10 @@ WRONG_VALUES = [
     (lambda: plots.block_mask(np.ones((1, 2, 3, 4), bool), head=3), "head must be between 1 and 2"),
     (lambda: plots.block_mask(np.ones((1, 2, 0, 4), bool)), "mask must have pairs to draw, got"),
     (lambda: plots.style("sepia").__enter__(), "theme must be one of 'light', 'd"),
-    (
-        lambda: plots.accuracy_map([1], [1, 2], [[0.5]]),
-        r"accuracy must have shape \(depths, lengths\) = \(2, 1\), got \(1, 1\)",
-    ),
-    (lambda: plots.accuracy_map([1], [1], [[50]]), "accuracy must be between 0 and"),
     (lambda: plots.accuracy_curves(summary(), "x"), "task must be one of 'lines'"),
     (
         lambda: plots.extrapolation_curves([1, 2], {"a": [1]}),
         r"values\['a'\] must have 2 values, got 1",
-    ),
-    (lambda: plots.study_figure({}), "summary must have methods, train_length, retrie"),
-    (
-        lambda: plots.depth_figure({"train_length": 8, "methods": ["original"], "by_depth": []}),
-        "summary must hold results by depth, got none",
     ),
     (lambda: plots.rounded_positions({"a": ([1], [1, 2])}), "two arrays of one length, got 1 an"),
     (lambda: plots.alibi_rows({}), "rows must have at least one label"),
@@ -77,7 +67,8 @@ WRONG_TYPES = [
     (lambda: plots.bias_maps(na.ALiBi(4), heads=3), "heads must be None or heads"),
     (lambda: plots.blocks(np.ones(3)), "stats must come from attention"),
     (lambda: plots.slopes(16, ax=3), "ax must be one matplotlib Axes, or None, got int"),
-    (lambda: plots.study_figure(3), "summary must be the summary of a study, a dict, g"),
+    (lambda: plots.study_figure({}), r"summary must be a Summary, as .* return it, got \{\}"),
+    (lambda: plots.accuracy_curves(3, "lines"), "summary must be a Summary, as .*, got 3"),
     (lambda: plots.exact_positions(3), "shares must be a mapping from labels"),
     (lambda: plots.exact_positions({"a": 3}), r"shares\['a'\] must be a mapping from l"),
     (

@@ -15,12 +15,14 @@ from matplotlib.colors import to_rgb
 import ntk_alibi as na
 from attention_checks import pair_mask
 from ntk_alibi import plots
+from ntk_alibi.evaluation import Summary
 from ntk_alibi.fused.forward import Stats
+from ntk_alibi.plots.study import perplexity_curves
 
 METHODS = ["original", "ntk:2", "ntk:4"]
 
 
-def summary() -> dict[str, Any]:
+def summary() -> Summary:
     retrieval, by_distance, perplexity = [], [], []
     for number, method in enumerate(METHODS):
         for multiple in (1.0, 2.0, 4.0):
@@ -33,13 +35,9 @@ def summary() -> dict[str, Any]:
             values = {"nats": 2.7 + difference, "difference": difference, "half_width": 0.005}
             perplexity.append({"method": method, "begin": multiple, "end": 2 * multiple, **values})
     by_distance.append({**by_distance[0], "begin": 4.0, "end": 5.0, "accuracy": None})
-    return {
-        "train_length": 2048,
-        "methods": METHODS,
-        "retrieval": retrieval,
-        "by_distance": by_distance,
-        "perplexity": perplexity,
-    }
+    return Summary(
+        2048, METHODS, retrieval=retrieval, by_distance=by_distance, perplexity=perplexity
+    )
 
 
 def stats() -> Any:
@@ -86,9 +84,6 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     "accuracy_curves_by_distance": lambda **k: plots.accuracy_curves(
         summary(), "lines", by="distance", **k
     ),
-    "accuracy_map": lambda **k: plots.accuracy_map(
-        [1, 2, 4], [0, 50], [[1.0, 0.5, np.nan], [0.9, 0.2, 0.0]], **k
-    ),
     "alibi_rows": lambda **k: plots.alibi_rows(
         {
             form: na.precision.alibi_row(0.7, 512, "bfloat16", form)[-40:]
@@ -129,7 +124,7 @@ PICTURES: dict[str, Callable[..., Axes]] = {
     ),
     "intervals": lambda **k: plots.intervals(24, window=6, sink=2, **k),
     "mask": lambda **k: plots.mask(12, 16, causal_block=4, **k),
-    "perplexity_curves": lambda **k: plots.perplexity_curves(summary(), **k),
+    "perplexity_curves": lambda **k: perplexity_curves(summary(), **k),
     "receptive_field": lambda **k: plots.receptive_field(
         [na.ALiBi(8), na.ALiBi(8, na.NTK(4.0))], longest=1024, **k
     ),

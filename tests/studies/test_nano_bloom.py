@@ -129,7 +129,7 @@ def test_the_shipped_model_orders_the_methods_at_twice_its_length(tmp_path: Path
         length, ("original", "ntk:2"), (1, 2), line_records=2, topic_records=0, prose_windows=0
     )
     summary = length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
-    accuracy = summary["retrieval"].set_index(["method", "multiple"])["accuracy"]
+    accuracy = summary.retrieval.set_index(["method", "multiple"])["accuracy"]
     assert accuracy["original", 1] > 0.9
     assert accuracy["ntk:2", 2] > accuracy["original", 2] + 0.3
 

@@ -6,10 +6,13 @@ import argparse
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
+
+if TYPE_CHECKING:
+    from ntk_alibi.evaluation.comparing.summary import Summary
 
 #: The file of the picture and the section of the document, by default.
 PICTURE, SECTION = "ntk-alibi-eval.png", "study"
@@ -26,11 +29,11 @@ _PLANNED = {
     "seed": "seed of the records",
 }
 
-#: Options of a study, of its pictures and document, of other tasks, and of the model.
-_STUDY = ("quick", "demo", "multiples", "lengths", "records", *_PLANNED)
-_OUTPUT = ("plot", "document", "section")
-_TASKS = ("data", "metadata", "batch_size", "max_length", "truncation")
-_MODEL = ("model", "methods", "train_length", "output")
+#: Options that have no effect on stored results.
+_COMPUTED = (
+    *("quick", "demo", "multiples", "lengths", "records", *_PLANNED),
+    *("model", "methods", "train_length", "output"),
+)
 
 
 def register(commands: Any) -> None:
@@ -41,8 +44,7 @@ def register(commands: Any) -> None:
         _run,
         "compare methods on a model beyond its training length",
         "ntk-alibi eval --quick\n"
-        "  ntk-alibi eval --model bigscience/bloom-1b7 --tasks longeval_lines_200 \\\n"
-        "      --data longeval --methods original ntk:2",
+        "  ntk-alibi eval --model bigscience/bloom-560m --methods original ntk:2",
     )
     small = parser.add_mutually_exclusive_group()
     small.add_argument("--quick", action="store_true", help="small run of about a minute")
@@ -59,7 +61,7 @@ def register(commands: Any) -> None:
     )
     subcommand.answers_options(parser)
     _study_options(parser)
-    _task_options(parser)
+    parser.add_argument("--tasks", nargs="+", type=_to_lm_eval, help=argparse.SUPPRESS)
 
 
 def _study_options(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +74,7 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-json",
         metavar="FILE",
-        help="show tables and picture of an earlier --json output without --tasks; runs no model",
+        help="show tables and picture of an earlier --json output; runs no model",
     )
     subcommand.number_option(
         parser,
@@ -105,37 +107,16 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--section", help=f"section of the document (default: {SECTION})")
 
 
-def _task_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for tasks of the harness."""
-    others = parser.add_argument_group("other tasks of lm-evaluation-harness, one row per method")
-    others.add_argument(
-        "--tasks", nargs="+", metavar="TASK", help="harness tasks, such as longeval_lines_200"
-    )
-    others.add_argument(
-        "--data", metavar="PATH", help="file or folder of records, for tasks that read one"
-    )
-    others.add_argument(
-        "--metadata",
-        type=subcommand.json_object,
-        metavar="JSON",
-        help="""metadata of the tasks, such as '{"lengths": [2048, 4096], "seed": 1}'""",
-    )
-    subcommand.number_option(others, "--batch-size", "N", "prompts per batch (default: 1)")
-    subcommand.number_option(
-        others, "--max-length", "TOKENS", "truncate prompts longer than this many tokens"
-    )
-    others.add_argument(
-        "--truncation",
-        choices=("middle", "left"),
-        help="where to truncate prompts (default: middle)",
+def _to_lm_eval(task: str) -> None:
+    """Refuse a task of the harness, with the command that runs it."""
+    raise argparse.ArgumentTypeError(
+        "a task of lm-evaluation-harness must be run by `ntk-alibi lm-eval --model ntk_alibi "
+        f"--model_args pretrained=DIR,method=ntk:4 --tasks {task}`, once for each method"
     )
 
 
 def _run(options: argparse.Namespace) -> None:
     _check_together(options)
-    if options.tasks is not None:
-        _compare(options)
-        return
     for path in _pictures(options):
         subcommand.check_picture("--plot", path)
     if options.document is not None:
@@ -160,18 +141,14 @@ def _check_together(options: argparse.Namespace) -> None:
         values = ((name, getattr(options, name)) for name in names)
         return [name for name, value in values if value is not None and value is not False]
 
-    for needed, names in (("tasks", _TASKS), ("document", ("section",))):
-        if not given([needed]) and (idle := given(names)):
-            option = subcommand.flag(idle[0])
-            raise ValueError(
-                f"{subcommand.flag(needed)} must be given with {option}, got only {option} "
-                f"{getattr(options, idle[0])}"
-            )
+    if options.section is not None and options.document is None:
+        raise ValueError(
+            f"--document must be given with --section, got only --section {options.section}"
+        )
     for name, others, why in (
         ("lengths", ("multiples",), "which sets the same"),
         ("records", ("line_records",), "which sets the same"),
-        ("tasks", (*_STUDY, *_OUTPUT, "from_json"), "whose records --metadata chooses"),
-        ("from_json", (*_STUDY, *_MODEL), "which shows stored results"),
+        ("from_json", _COMPUTED, "which shows stored results"),
     ):
         if given([name]) and (idle := given(others)):
             raise ValueError(
@@ -183,7 +160,7 @@ def _study(options: argparse.Namespace) -> None:
     """Run a study, and show its summary in the first process."""
     plan = _plan(options)
 
-    def compute(folder: Path) -> dict[str, Any]:
+    def compute(folder: Path) -> Summary:
         from ntk_alibi.evaluation.comparing import length_study
 
         outline, tokenizer, train_length = subcommand.load_outline(options)
@@ -216,14 +193,15 @@ def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
     return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
 
 
-def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
+def _show(summary: Summary, options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report import markdown, tables
     from ntk_alibi.evaluation.report.conclusion import conclusion
-    from ntk_alibi.plots import depth_figure, study_figure, style
+    from ntk_alibi.plots.study import depth_figure, study_figure
+    from ntk_alibi.plots.style import style
 
     whole, by_depth = _pictures(options)
     pictures = [(study_figure, whole)]
-    if not summary["by_depth"].empty:
+    if not summary.by_depth.empty:
         pictures.append((depth_figure, by_depth))
     # Printed before files are written: a full disk loses no result.
     for_a_reader = subcommand.print_tables(options, summary, tables.study_tables, tables.study_rows)
@@ -242,7 +220,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
         return
     paths = ", ".join(str(path.resolve()) for _, path in pictures)
     lines = ["", *conclusion(summary), f"pictures: {paths}"]
-    examples = [next(iter(cells.values())) for cells in summary["commands"].values() if cells]
+    examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
     if examples:
         lines += ["command that repeats one cell (--json lists all commands):", examples[-1]]
     if options.from_json is None:
@@ -250,7 +228,7 @@ def _show(summary: dict[str, Any], options: argparse.Namespace) -> None:
     print("\n".join(lines))
 
 
-def _next_steps(summary: dict[str, Any]) -> list[str]:
+def _next_steps(summary: Summary) -> list[str]:
     """Return lines that explain how to measure and stretch another model."""
     from ntk_alibi.evaluation.report.conclusion import best_method
 
@@ -263,54 +241,3 @@ def _next_steps(summary: dict[str, Any]) -> list[str]:
         "to stretch it, in Python:",
         f'  ntk_alibi.patch(model, "{best}")',
     ]
-
-
-def _compare(options: argparse.Namespace) -> None:
-    """Compare methods on tasks of the harness."""
-    from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
-    from ntk_alibi.methods import parse_method
-
-    metadata = {**(options.metadata or {})}
-    if options.data is not None:
-        if not Path(options.data).exists():
-            raise ValueError(f"--data must be a file or folder that exists, got {options.data!r}")
-        metadata["data"] = options.data
-    subcommand.check_methods(options.methods or (), options.train_length)
-
-    def compute(folder: Path) -> dict[str, Any]:
-        from ntk_alibi.evaluation.comparing import task_comparison
-        from ntk_alibi.evaluation.harness import run as harness
-        from ntk_alibi.evaluation.harness.model import StretchedLM
-        from ntk_alibi.models.loading import NANO_BLOOM
-
-        name = options.model or NANO_BLOOM
-        tasks = task_comparison.load_harness_tasks(options.tasks, metadata, name)
-        outline, _, train_length = subcommand.load_outline(options)
-        methods = [parse_method(x, train_length) for x in options.methods or DEFAULT_METHODS]
-        harness.check_methods(outline, methods)
-        with harness.quiet():
-            lm = StretchedLM(
-                options.model,
-                dtype=options.dtype,
-                train_length=train_length,
-                batch_size=1 if options.batch_size is None else options.batch_size,
-                max_length=options.max_length,
-                truncation=options.truncation or "middle",
-                quiet=options.format == "json",
-            )
-        return task_comparison.compare(
-            lm, methods, tasks, metadata=metadata, model=name, cache=folder
-        )
-
-    subcommand.collect(options, compute, _show_comparison)
-
-
-def _show_comparison(comparison: dict[str, Any], options: argparse.Namespace) -> None:
-    from ntk_alibi.evaluation.report import tables
-
-    if subcommand.print_tables(
-        options, comparison, tables.comparison_tables, tables.comparison_rows
-    ):
-        truncation = next(iter(comparison["settings"].values()))["truncation"]
-        limit = "" if options.max_length is None else f", {options.max_length} tokens"
-        print(f"truncation: {truncation}{limit}")

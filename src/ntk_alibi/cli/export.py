@@ -36,8 +36,8 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=FORMATS,
-        help="format (default: the one that the path ends with)",
+        metavar="NAME",
+        help=f"{', '.join(FORMATS)} (default: the one that the path ends with)",
     )
     parser.add_argument(
         "--dtype",

@@ -161,12 +161,12 @@ def print_tables(
 
     Args:
         options: the options.
-        result: the result; JSON has all of it.
+        result: the result, a dataclass; JSON has all of it.
         tables: returns its tables, whose cells are texts.
         rows: returns its data frames, for CSV.
     """
     if options.format == "json":
-        print(_files.json_text(result))
+        print(_files.json_text(vars(result)))
         return False
     from ntk_alibi.evaluation.report.tables import formatted, printed
 
@@ -219,17 +219,6 @@ def check_picture(option: str, path: Path, formats: Collection[str] = PICTURES) 
     _checks.choice(f"the ending of {option}", path.suffix.lower(), formats)
     with _files.naming(option, "a file that can be written"):
         _files.check_writable(path)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Parse the JSON object of an option, for argparse."""
-    try:
-        value = _files.parse_json(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'must be a JSON object such as {{"seed": 1}}, got {text}')
-    return value
 
 
 #: The folder that keeps the answers of an unfinished run, by default.
@@ -312,10 +301,11 @@ def collect(
     folder = Path(UNFINISHED if options.output is None else options.output)
     with _files.naming("--output", "a folder that can be written"):
         _files.writable_folder(folder)
-    from ntk_alibi.evaluation.harness.run import check_answers, is_first_process
+    from ntk_alibi.evaluation.harness import stored_answers
+    from ntk_alibi.evaluation.harness.run import is_first_process
 
     with _files.only_run("--output", folder):
-        if stored := sum(map(check_answers, folder.glob("*.db"))):
+        if stored := sum(map(stored_answers.count_answers, folder.glob("*.db"))):
             tell(
                 f"{folder} has {stored} answers of an earlier run, which are taken over for the "
                 "same model, method and records; remove the folder to compute them again"

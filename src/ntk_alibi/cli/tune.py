@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 from ntk_alibi.methods import ORIGINAL
+
+if TYPE_CHECKING:
+    from ntk_alibi.evaluation.comparing.tuning import Tuning
 
 
 def register(commands: Any) -> None:
@@ -62,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
         options.budget,
     )
 
-    def compute(folder: Path) -> dict[str, Any]:
+    def compute(folder: Path) -> tuning.Tuning:
         outline, tokenizer, train_length = subcommand.load_outline(options)
         whole = replace(settings, train_length=train_length)
         length_study.prepare(outline, tokenizer, whole.plan(whole.candidates, held_out=False))
@@ -78,7 +81,7 @@ def _run(options: argparse.Namespace) -> None:
     subcommand.collect(options, compute, _show)
 
 
-def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
+def _show(result: Tuning, options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.report import tables
     from ntk_alibi.evaluation.report.cells import with_half_width
@@ -88,27 +91,27 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
         options,
         result,
         lambda found: [tables.tuning_table(found)],
-        lambda found: [tables.with_title(found["candidates"], "candidates")],
+        lambda found: [tables.with_title(found.candidates, "candidates")],
     ):
         return
-    tried = result["trace"]["method"].nunique()
-    sure = f"chosen in {100 * result['sure']:.0f} % of resamplings"
-    print(f"chosen from {tried} methods: {result['chosen']} ({sure})")
-    for method, entry in result["fresh"].items():
-        print(f"on held-out records, {method}: {percent(entry)}")
-    for entry in result["paired"].to_dict("records"):
+    tried = result.trace["method"].nunique()
+    sure = f"chosen in {100 * result.sure:.0f} % of resamplings"
+    print(f"chosen from {tried} methods: {result.chosen} ({sure})")
+    for entry in result.fresh.to_dict("records"):
+        print(f"on held-out records, {entry['method']}: {percent(entry)}")
+    for entry in result.paired.to_dict("records"):
         points = with_half_width(100 * entry["gain"], 100 * entry["gain_half_width"], 1)
         nats = with_half_width(entry["nats"], entry["nats_half_width"], 3)
         pair = f"{entry['method']} minus {entry['against']}"
         print(f"{pair}, paired: {points} points, {nats} nats")
-    for other in tuning.contradicting_methods(result):
+    for other in tuning.contradicting_methods(result.fresh, result.paired):
         print(
-            f"warning: on held-out records {other} answers more questions than {result['chosen']}, "
+            f"warning: on held-out records {other} answers more questions than {result.chosen}, "
             "beyond the 95 % interval: they contradict the choice"
         )
-    if result["candidates"]["half_width"].isna().all():
+    if result.candidates["half_width"].isna().all():
         print("the interval of the nats needs at least two windows of prose (--windows)")
-    if result["answer"] == ORIGINAL:
+    if result.answer == ORIGINAL:
         print("keep the original: no method was better than it by more than chance")
     else:
-        print(f"use {result['answer']}; in a model's config: {_files.json_text(result['config'])}")
+        print(f"use {result.answer}; in a model's config: {_files.json_text(result.config)}")

@@ -4,6 +4,5 @@
 FORMATS = {
     "gguf": "ntk_alibi.engines.gguf",
     "onnx": "ntk_alibi.engines.onnx",
-    "openvino": "ntk_alibi.engines.openvino",
     "torch": "ntk_alibi.engines.torch_program",
 }

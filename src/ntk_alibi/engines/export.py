@@ -142,7 +142,7 @@ def export(
     path: str | os.PathLike[str],
     scaling: Any = None,
     *,
-    format: Literal["gguf", "onnx", "openvino", "torch"] | None = None,
+    format: Literal["gguf", "onnx", "torch"] | None = None,
     dtype: Any = None,
     tokenizer: Any = None,
     cache: bool = True,
@@ -159,13 +159,13 @@ def export(
         path: the file to write ("gguf"), or the folder (all other formats).
         scaling: as `patch` takes it: a scaling, its dict, or a method's name such as "max-bias:4".
             None exports the patch in force, or else the model as it was trained.
-        format: "gguf" for llama.cpp, "onnx" for ONNX Runtime, "openvino", or "torch" for a program
+        format: "gguf" for llama.cpp, "onnx" for ONNX Runtime and OpenVINO, or "torch" for a program
             of torch.export; None takes the format that the path ends in. A GGUF file holds BLOOM
             and MPT, with `MaxBias` or a scaling that gives the same slopes. The other formats are
             graphs, and hold what `patch` accepts with attention="traceable".
         dtype: the dtype of the parameters: "float32", "float16", "bfloat16" ("gguf" and "torch"),
             or "q8_0" ("gguf"); None keeps the model's dtype. GGUF files keep norms and biases in
-            float32; OpenVINO's settings choose the precision in which it computes.
+            float32.
         tokenizer: the model's fast tokenizer; None loads it from the folder or hub name from which
             the model was loaded.
         cache: whether a graph takes and returns keys and values, besides tokens, mask and logits;
@@ -278,14 +278,15 @@ def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str,
         raise TypeError(f"path must be the path of a file or folder, got {_checks.briefly(path)}")
     path = Path(path)
     got = f"got {os.fspath(path)!r}"
+    names = f"{', '.join(map(repr, FORMATS))} (OpenVINO reads the folder of 'onnx')"
     if format is None:
         format = next((name for name in FORMATS if path.name.lower().endswith(name)), None)
         if format is None:
-            names = ", ".join(map(repr, FORMATS))
             raise ValueError(
-                f"format must be given ({names}) where the path does not end in one, {got}"
+                f"format must be given where the path does not end in one of {names}, {got}"
             )
-    _checks.choice("format", format, FORMATS)
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {names}, got {_checks.briefly(format)}")
     with _installed.needed_by(f"export to {format!r}"):
         kind: Format = import_module(FORMATS[format]).FORMAT
     _checks.boolean("overwrite", overwrite)

@@ -81,13 +81,8 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
             f"tokenizer must be a fast one for format 'gguf', got {type(tokenizer).__name__}"
         )
     parts = json.loads(backend.to_str())
-    model, pre_tokenizer = parts["model"], _pre_tokenizer(parts)
-    tokens = {number: text for text, number in model["vocab"].items()}
-    types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
-    for token in parts["added_tokens"]:
-        tokens[token["id"]] = token["content"]
-        kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
-        types[token["id"]] = kind
+    pre_tokenizer = _pre_tokenizer(parts)
+    tokens, types = _tokens(parts)
     if max(tokens) >= rows:
         raise ValueError(
             f"tokenizer must have tokens below {rows}, the rows of the model's embeddings, got "
@@ -96,6 +91,33 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
     special = {name: getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL}
     if special["eos"] is None:  # where a file has none, llama.cpp takes token 11
         raise ValueError("tokenizer must have an eos_token for format 'gguf', got None")
+    added = _added(tokenizer, special)
+    _warn_of_overlaps([token["content"] for token in parts["added_tokens"]])
+    templates = getattr(tokenizer, "chat_template", None) or {}
+    return Vocabulary(
+        tokens=[tokens.get(index, f"[PAD{index}]") for index in range(rows)],
+        types=[types.get(index, gguf.TokenType.UNUSED) for index in range(rows)],
+        merges=[x if isinstance(x, str) else " ".join(x) for x in parts["model"]["merges"]],
+        pre_tokenizer=pre_tokenizer,
+        special={name: number for name, number in special.items() if number is not None},
+        added=added,
+        chat_templates={"default": templates} if isinstance(templates, str) else templates,
+    )
+
+
+def _tokens(parts: dict[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
+    """Return the strings and the types of a tokenizer's tokens by their ids."""
+    tokens = {number: text for text, number in parts["model"]["vocab"].items()}
+    types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
+    for token in parts["added_tokens"]:
+        tokens[token["id"]] = token["content"]
+        kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
+        types[token["id"]] = kind
+    return tokens, types
+
+
+def _added(tokenizer: Any, special: dict[str, int | None]) -> dict[str, bool]:
+    """Return whether a tokenizer adds bos and eos to a text; refuse one that adds other tokens."""
     alone, framed = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (False, True))
     added = {
         "bos": framed[: -len(alone)] == [special["bos"]],
@@ -106,17 +128,7 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
             "tokenizer must add no tokens to a text but bos and eos for format 'gguf', got "
             f"{tokenizer.convert_ids_to_tokens(framed)} for 'a'"
         )
-    _warn_of_overlaps([token["content"] for token in parts["added_tokens"]])
-    templates = getattr(tokenizer, "chat_template", None) or {}
-    return Vocabulary(
-        tokens=[tokens.get(index, f"[PAD{index}]") for index in range(rows)],
-        types=[types.get(index, gguf.TokenType.UNUSED) for index in range(rows)],
-        merges=[x if isinstance(x, str) else " ".join(x) for x in model["merges"]],
-        pre_tokenizer=pre_tokenizer,
-        special={name: number for name, number in special.items() if number is not None},
-        added=added,
-        chat_templates={"default": templates} if isinstance(templates, str) else templates,
-    )
+    return added
 
 
 def _warn_of_overlaps(added: list[str]) -> None:

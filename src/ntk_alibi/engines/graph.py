@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,9 +29,6 @@ from ntk_alibi.integrations.settings import stack_of
 #: Axes of any length, by optimum's names.
 BATCH, NEW, PAST = "batch_size", "sequence_length", "past_sequence_length"
 ALL = f"{PAST} + {NEW}"
-
-#: The dtypes of inputs that are integers.
-INTEGERS = {"input_ids": torch.int64, "attention_mask": torch.int64, "beam_idx": torch.int32}
 
 #: The axes of a tensor: each a length, or the name of an axis of any length.
 Axes = tuple[int | str, ...]
@@ -107,47 +104,27 @@ class Graph:
         return f"logits of {tokens} within {difference:.1e} of the patched model's, by {engine}"
 
 
-class Running(NamedTuple):
-    """A written graph in its engine.
-
-    Attributes:
-        engine: the name and version of the engine.
-        call: a function that runs the graph.
-        inputs: the axes of the inputs that a caller passes, by name.
-        outputs: the axes of the outputs that a caller gets, by name.
-    """
-
-    engine: str
-    call: Call
-    inputs: dict[str, Axes]
-    outputs: dict[str, Axes]
-
-
 def graph_format(
-    file: str,
-    dtypes: tuple[str, ...],
-    write: Callable[[Graph, Path, str], Running],
-    *,
-    traced: str | None = None,
+    file: str, dtypes: tuple[str, ...], write: Callable[[Graph, Path], tuple[str, Call]]
 ) -> Format:
     """Return the format of a folder with a graph, configuration and tokenizer.
 
     Args:
         file: the name of the graph's file.
         dtypes: as in `Format`.
-        write: write(graph, path, dtype) writes a graph with weights of a dtype, and runs it.
-        traced: the dtype of the traced weights; None for the dtype of the request.
+        write: writes a graph to a path; returns the name and version of its engine, and a function
+            that runs there what was written.
     """
 
     def write_folder(request: Request, folder: Path) -> Written:
-        graph = make_graph(request, traced or request.dtype)
+        graph = make_graph(request)
         request.report(f"writing {file}")
         write_configuration(request, folder)
-        running = write(graph, folder / file, request.dtype)
+        engine, call = write(graph, folder / file)
         return Written(
-            lines(running.inputs, graph.dtype),
-            lines(running.outputs, graph.dtype),
-            graph.checked(running.engine, running.call, request.dtype),
+            lines(graph.inputs, graph.dtype),
+            lines(graph.outputs, graph.dtype),
+            graph.checked(engine, call, request.dtype),
         )
 
     return Format(dtypes=dtypes, is_folder=True, check=check, write=write_folder)
@@ -158,7 +135,7 @@ def lines(named: dict[str, Axes], dtype: torch.dtype) -> tuple[str, ...]:
     described: dict[str, None] = {}
     for name, axes in named.items():
         shown = re.sub(r"[.]\d+[.](key|value)$", ".N.key, .value", name)
-        shown_dtype = INTEGERS.get(name, dtype)
+        shown_dtype = torch.int64 if name in ("input_ids", "attention_mask") else dtype
         described[f"{shown} ({', '.join(map(str, axes))}) {str(shown_dtype)[6:]}"] = None
     return tuple(described)
 
@@ -217,8 +194,8 @@ def check(request: Request) -> None:
         pass
 
 
-def make_graph(request: Request, dtype: str) -> Graph:
-    """Return the graph of a model with weights of a dtype; the model stays as it is.
+def make_graph(request: Request) -> Graph:
+    """Return the graph of a model with weights of the request's dtype; the model stays as it is.
 
     Raises:
         ValueError: the model has no finite logits.
@@ -228,8 +205,8 @@ def make_graph(request: Request, dtype: str) -> Graph:
         expected = model(TOKENS, attention_mask=MASK, use_cache=False).logits
     if not expected[MASK.bool()].isfinite().all():
         raise ValueError("model must compute finite logits, got others: see its weights")
-    if next(model.parameters()).dtype != getattr(torch, dtype):
-        model = copy.deepcopy(model).to(getattr(torch, dtype))
+    if next(model.parameters()).dtype != (dtype := getattr(torch, request.dtype)):
+        model = copy.deepcopy(model).to(dtype)
     with torch.no_grad(), in_evaluation(model), _traceable(request, model):
         held = DynamicCache()
         model(TOKENS, use_cache=True, **{CACHE: held})

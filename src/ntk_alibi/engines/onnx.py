@@ -8,10 +8,10 @@ from typing import Any
 import onnxruntime
 import torch
 
-from ntk_alibi.engines.graph import Graph, Running, any_length, graph_format
+from ntk_alibi.engines.graph import Call, Graph, any_length, graph_format
 
 
-def write(graph: Graph, path: Path, _: str) -> Running:
+def write(graph: Graph, path: Path) -> tuple[str, Call]:
     """Write a graph, with its weights in a file beside it above 2 GB, and run it."""
     save(graph, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -23,8 +23,7 @@ def write(graph: Graph, path: Path, _: str) -> Running:
         logits, *present = session.run(None, dict(zip(graph.inputs, arrays, strict=True)))
         return torch.from_numpy(logits), [torch.from_numpy(x) for x in present]
 
-    engine = f"ONNX Runtime {onnxruntime.__version__}"
-    return Running(engine, call, graph.inputs, graph.outputs)
+    return f"ONNX Runtime {onnxruntime.__version__}", call
 
 
 def save(graph: Graph, path: Path) -> None:

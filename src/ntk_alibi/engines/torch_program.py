@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from ntk_alibi.engines.graph import Graph, Running, graph_format
+from ntk_alibi.engines.graph import Call, Graph, graph_format
 
 
-def write(graph: Graph, path: Path, _: str) -> Running:
+def write(graph: Graph, path: Path) -> tuple[str, Call]:
     """Write a graph, and run it."""
     torch.export.save(graph.program, path)
     module = torch.export.load(path).module()
@@ -25,7 +25,7 @@ def write(graph: Graph, path: Path, _: str) -> Running:
         logits, present = module(tokens, mask, list(zip(past[::2], past[1::2], strict=True)))
         return logits, [x for pair in present for x in pair]
 
-    return Running(f"torch {torch.__version__}", call, graph.inputs, graph.outputs)
+    return f"torch {torch.__version__}", call
 
 
 FORMAT = graph_format("model.pt2", ("float32", "float16", "bfloat16"), write)

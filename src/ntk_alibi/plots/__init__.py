@@ -10,14 +10,13 @@ from ntk_alibi.plots.attention_maps import attention_map, attention_maps
 from ntk_alibi.plots.biases import bias_by_distance, bias_maps, receptive_field, slopes
 from ntk_alibi.plots.explorer import explore
 from ntk_alibi.plots.masks import block_mask, blocks, intervals, mask
-from ntk_alibi.plots.measurements import accuracy_map, benchmark_curves, extrapolation_curves
+from ntk_alibi.plots.measurements import benchmark_curves, extrapolation_curves
 from ntk_alibi.plots.precision import alibi_rows, exact_positions, rounded_positions
-from ntk_alibi.plots.study import accuracy_curves, depth_figure, perplexity_curves, study_figure
+from ntk_alibi.plots.study import accuracy_curves, study_figure
 from ntk_alibi.plots.style import style
 
 __all__ = [
     "accuracy_curves",
-    "accuracy_map",
     "alibi_rows",
     "attention_map",
     "attention_maps",
@@ -26,13 +25,11 @@ __all__ = [
     "bias_maps",
     "block_mask",
     "blocks",
-    "depth_figure",
     "exact_positions",
     "explore",
     "extrapolation_curves",
     "intervals",
     "mask",
-    "perplexity_curves",
     "receptive_field",
     "rounded_positions",
     "slopes",

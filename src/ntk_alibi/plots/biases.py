@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -71,7 +71,7 @@ def slopes(
     """
     named = labelled(scalings)
     with drawing(ax) as axes:
-        for label, scaling, look in styled(axes, named, map(_kind, named.values())):
+        for label, scaling, look in _styled(axes, named):
             values = effects.slopes_at(num_heads, scaling, _length(scaling, length), rule)
             axes.plot(np.arange(1, len(values) + 1), values, label=label, **look)
         axes.set_yscale("log", base=2)
@@ -119,35 +119,12 @@ def receptive_field(
     named = labelled(biases)
     _check_distances(named.values(), longest)
     with drawing(ax) as axes:
-        theme = theme_of(axes)
-        looks = styled(axes, named, map(_kind, named.values()))
-        for index, (label, bias, look) in enumerate(looks):
-            reach = np.array(
-                [
-                    effects.receptive_field(
-                        bias, s, longest=longest, length=_length(bias, length), side=side
-                    )
-                    for s in shares
-                ]
-            )
+        for index, (label, bias, look) in enumerate(_styled(axes, named)):
+            given: Any = {"longest": longest, "length": _length(bias, length), "side": side}
+            reach = np.array([effects.receptive_field(bias, share, **given) for share in shares])
+            labels = [f"{label}: {_share_text(share)}" for share in shares]
             beside = 0.5 * ((index + 0.5) / len(named) - 0.5)
-            heads = np.arange(1, reach.shape[1] + 1) + beside
-            ends = np.where(np.isinf(reach), float(longest), reach)
-            # Markers of later shares are hollow, which "x" cannot be.
-            color, marker = look["color"], look["marker"].replace("x", "o")
-            axes.vlines(heads, ends.min(axis=0), ends.max(axis=0), color=color, alpha=0.45)
-            for place, (share, row) in enumerate(zip(shares, reach, strict=True)):
-                axes.plot(
-                    heads,
-                    np.where(np.isinf(row), np.nan, row),
-                    linestyle="",
-                    color=color,
-                    marker=marker,
-                    markerfacecolor=theme.background if place else color,
-                    label=f"{label}: {_share_text(share)}",
-                )
-            beyond = np.isinf(reach).any(axis=0)
-            axes.plot(heads[beyond], ends.max(axis=0)[beyond], "^", color=color)
+            _draw_reach(axes, reach, float(longest), beside, labels, look)
         axes.set_yscale("log", base=2)
         head_axis(axes, int(reach.shape[1]))
         title = f"Receptive field {side}{_at_length(named.values(), length)}"
@@ -192,7 +169,7 @@ def bias_by_distance(
     named = labelled(biases)
     _check_distances(named.values(), longest)
     with drawing(ax) as axes:
-        for label, bias, look in styled(axes, named, map(_kind, named.values())):
+        for label, bias, look in _styled(axes, named):
             values = effects.bias_by_distance(
                 bias, longest, length=_length(bias, length), side=side
             )
@@ -273,6 +250,34 @@ def bias_maps(
     return axes
 
 
+def _draw_reach(
+    axes: Axes,
+    reach: NDArray[np.float64],
+    longest: float,
+    beside: float,
+    labels: Sequence[str],
+    look: dict[str, Any],
+) -> None:
+    """Draw reaches (shares, heads): a stroke for each head, which ends in an arrow at infinity."""
+    heads = np.arange(1, reach.shape[1] + 1) + beside
+    ends = np.where(np.isinf(reach), longest, reach)
+    # Markers of later shares are hollow, which "x" cannot be.
+    color, marker = look["color"], look["marker"].replace("x", "o")
+    axes.vlines(heads, ends.min(axis=0), ends.max(axis=0), color=color, alpha=0.45)
+    for place, (label, row) in enumerate(zip(labels, reach, strict=True)):
+        axes.plot(
+            heads,
+            np.where(np.isinf(row), np.nan, row),
+            linestyle="",
+            color=color,
+            marker=marker,
+            markerfacecolor=theme_of(axes).background if place else color,
+            label=label,
+        )
+    beyond = np.isinf(reach).any(axis=0)
+    axes.plot(heads[beyond], ends.max(axis=0)[beyond], "^", color=color)
+
+
 def _check_distances(biases: Collection[Any], longest: int) -> None:
     distances = _checks.integer("longest", longest, minimum=1)
     for bias in biases:
@@ -336,6 +341,11 @@ def _at_length(things: Collection[Any], length: int | None) -> str:
     if len(lengths) > 1:
         return ", dynamic ones at their training lengths"
     return f", dynamic ones at {lengths.pop()} tokens"
+
+
+def _styled(axes: Axes, named: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield each label, its thing and the line style of the thing's kind."""
+    return styled(axes, named, map(_kind, named.values()))
 
 
 def _kind(thing: Any) -> str:

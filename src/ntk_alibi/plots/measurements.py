@@ -1,19 +1,17 @@
-"""Pictures of measurements: accuracy by length and depth, extrapolation, and time."""
+"""Pictures of measurements: extrapolation, and time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ntk_alibi.plots.style import (
     band,
     checked_curve,
     drawing,
     finish,
-    heat,
     legend,
     mark_training_length,
     styled,
@@ -22,56 +20,6 @@ from ntk_alibi.plots.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-def accuracy_map(
-    lengths: Sequence[Any], depths: Sequence[Any], accuracy: ArrayLike, *, ax: Axes | None = None
-) -> Axes:
-    """Draw accuracy over the length of a text and the depth of the answer in it.
-
-    Args:
-        lengths: labels of the columns.
-        depths: labels of the rows, from the top.
-        accuracy: (depths, lengths) between 0 and 1; a cell without a measurement is NaN, and grey.
-        ax: axes to draw into; by default, a new figure.
-
-    Returns:
-        The axes with an image in %, each cell labelled with its value.
-
-    Raises:
-        ValueError: accuracy has another shape or is not between 0 and 1.
-        ImportError: matplotlib is not installed.
-
-    Example:
-        >>> import matplotlib.pyplot as plt, ntk_alibi as na
-        >>> accuracy = [[1, 0.5], [1, 0], [1, 0.9]]
-        >>> ax = na.plots.accuracy_map([512, 1024], [0, 50, 100], accuracy)
-        >>> [text.get_text() for text in ax.texts]
-        ['100', '50', '100', '0', '100', '90']
-        >>> plt.close(ax.figure)
-    """
-    shares = np.asarray(accuracy, np.float64)
-    if shares.shape != (shape := (len(depths), len(lengths))):
-        raise ValueError(
-            f"accuracy must have shape (depths, lengths) = {shape}, got {shares.shape}"
-        )
-    if (shares < 0).any() or (shares > 1).any():
-        raise ValueError(f"accuracy must be between 0 and 1, got {shares.min()} to {shares.max()}")
-    percent = 100 * shares
-    size = (1.8 + 0.7 * len(lengths), 1.3 + 0.4 * len(depths))
-    with drawing(ax, size=(max(4.5, size[0]), max(2.5, size[1]))) as axes:
-        heat(axes, percent, "accuracy, %", vmin=0, vmax=100)
-        for (row, column), value in np.ndenumerate(percent):
-            if np.isfinite(value):
-                color = "white" if value < 55 else "black"
-                axes.text(
-                    column, row, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8
-                )
-        axes.set_xticks(range(len(lengths)), [f"{length}" for length in lengths])
-        axes.set_yticks(range(len(depths)), [f"{depth}" for depth in depths])
-        axes.spines[:].set_visible(False)
-        finish(axes, "Accuracy by length and depth", "length", "depth of the answer")
-    return axes
 
 
 def extrapolation_curves(

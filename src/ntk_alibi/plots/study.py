@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ntk_alibi import _checks, _installed
+from ntk_alibi import _checks
 from ntk_alibi.plots.style import (
     band,
     color_bar,
@@ -29,28 +28,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame, Series
 
+    from ntk_alibi.evaluation.comparing.summary import Summary
+
 #: Greatest number of letters in a line of the title of a map.
 TITLE_LETTERS = 27
 
 
-def _frames(value: Any, *needed: str) -> list[DataFrame]:
-    """Return frames of a study's summary; a summary from JSON has lists in their place."""
-    with _installed.needed_by("a picture of a study"):
-        import pandas as pd
-    if not isinstance(value, Mapping):
-        raise TypeError(f"summary must be the summary of a study, a dict, got {value!r}")
-    if absent := [name for name in ("methods", *needed) if name not in value]:
-        raise ValueError(
-            f"summary must have {', '.join(absent)}, got one with {', '.join(value) or 'nothing'}"
+def _check(summary: Any) -> None:
+    if not hasattr(summary, "retrieval"):
+        raise TypeError(
+            "summary must be a Summary, as ntk_alibi.evaluation.evaluate and read_summary return "
+            f"it, got {_checks.briefly(summary)}"
         )
-    return [pd.DataFrame(value[name]) for name in needed if name != "train_length"]
 
 
-def study_figure(summary: dict[str, Any]) -> Figure:
+def study_figure(summary: Summary) -> Figure:
     """Draw a whole study: accuracy by length and by distance, perplexity by position.
 
     Args:
-        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
+        summary: from `ntk_alibi.evaluation.evaluate` or `read_summary`.
 
     Returns:
         The figure, which pyplot does not manage; `.savefig(path)` writes it.
@@ -60,16 +56,17 @@ def study_figure(summary: dict[str, Any]) -> Figure:
 
     Example:
         >>> import ntk_alibi as na
+        >>> from ntk_alibi.evaluation import Summary
         >>> nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7,
         ...         "difference": 0.0, "half_width": 0.01}
-        >>> summary = {"train_length": 2048, "methods": ["original"], "retrieval": [],
-        ...            "by_distance": [], "perplexity": [nats]}
+        >>> summary = Summary(2048, ["original"], perplexity=[nats])
         >>> len(na.plots.study_figure(summary).axes)
         1
     """
-    retrieval, _, nats = _frames(summary, "train_length", "retrieval", "by_distance", "perplexity")
+    _check(summary)
+    retrieval, nats = summary.retrieval, summary.perplexity
     with drawing_figure() as new_figure:
-        tasks = [] if retrieval.empty else list(retrieval["task"].unique())
+        tasks = list(retrieval["task"].unique())
         prose = not nats.empty
         figure = new_figure(figsize=(11, 3.3 * (len(tasks) + prose) + 0.6), layout="constrained")
         grid = figure.add_gridspec(len(tasks) + prose, 2)
@@ -83,7 +80,7 @@ def study_figure(summary: dict[str, Any]) -> Figure:
 
 
 def accuracy_curves(
-    summary: dict[str, Any],
+    summary: Summary,
     task: str,
     *,
     by: Literal["length", "distance"] = "length",
@@ -92,7 +89,7 @@ def accuracy_curves(
     """Draw the accuracy of all methods of a study by record length or by answer distance.
 
     Args:
-        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
+        summary: from `ntk_alibi.evaluation.evaluate` or `read_summary`.
         task: a task of the summary, "lines" or "topics".
         by: "length" of the record, with 95 % intervals, or "distance" from the question back to the
             answer, for records of all lengths together.
@@ -107,22 +104,22 @@ def accuracy_curves(
 
     Example:
         >>> import matplotlib.pyplot as plt, ntk_alibi as na
+        >>> from ntk_alibi.evaluation import Summary
         >>> cells = [
         ...     {"task": "lines", "method": "original", "multiple": m, "cases": 64,
         ...      "accuracy": a, "low": a - 0.1, "high": min(a + 0.1, 1.0)}
         ...     for m, a in ((1.0, 0.9), (2.0, 0.5))
         ... ]
-        >>> summary = {"train_length": 2048, "methods": ["original"], "retrieval": cells}
+        >>> summary = Summary(2048, ["original"], retrieval=cells)
         >>> ax = na.plots.accuracy_curves(summary, "lines")
         >>> ax.get_lines()[0].get_ydata().tolist()
         [90.0, 50.0]
         >>> plt.close(ax.figure)
     """
     _checks.choice("by", by, ("length", "distance"))
-    needed = ("retrieval",) if by == "length" else ("retrieval", "by_distance")
-    frames = _frames(summary, "train_length", *needed)
-    retrieval, shown = frames[0], frames[-1]
-    _checks.choice("task", task, () if retrieval.empty else sorted(retrieval["task"].unique()))
+    _check(summary)
+    shown = summary.retrieval if by == "length" else summary.by_distance
+    _checks.choice("task", task, sorted(summary.retrieval["task"].unique()))
     cells = shown[shown["task"] == task]
     with drawing(ax) as axes:
         for method, look in _methods(axes, summary):
@@ -136,7 +133,7 @@ def accuracy_curves(
         if by == "length":
             measured = sorted(cells["multiple"].unique())
             axes.set_xticks(measured, [f"{multiple:g}" for multiple in measured])
-            xlabel = f"record length / training length ({summary['train_length']} tokens)"
+            xlabel = f"record length / training length ({summary.train_length} tokens)"
             finish(axes, f"{task}: longer records", xlabel, "accuracy, %")
         else:
             mark_training_length(axes, 1)
@@ -147,35 +144,9 @@ def accuracy_curves(
     return axes
 
 
-def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axes:
-    """Draw by position how much each method of a study changes the log perplexity of prose.
-
-    Args:
-        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`, of a study with prose.
-        ax: axes to draw into; by default, a new figure.
-
-    Returns:
-        The axes with nats per token minus the first method's, with 95 % bands, over training
-        lengths.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-
-    Example:
-        >>> import matplotlib.pyplot as plt, ntk_alibi as na
-        >>> cells = [
-        ...     {"method": method, "begin": 0.0, "end": 1.0, "nats": 2.7 + change,
-        ...      "difference": change, "half_width": 0.01}
-        ...     for method, change in (("original", 0.0), ("ntk:2", 0.02))
-        ... ]
-        >>> methods = ["original", "ntk:2"]
-        >>> summary = {"train_length": 2048, "methods": methods, "perplexity": cells}
-        >>> ax = na.plots.perplexity_curves(summary)
-        >>> ax.get_xlabel() != ""
-        True
-        >>> plt.close(ax.figure)
-    """
-    (nats,) = _frames(summary, "perplexity")
+def perplexity_curves(summary: Summary, *, ax: Axes | None = None) -> Axes:
+    """Draw by position how much each method of a study changes the log perplexity of prose."""
+    nats = summary.perplexity
     with drawing(ax) as axes:
         for method, look in _methods(axes, summary):
             cells = nats[nats["method"] == method]
@@ -183,46 +154,24 @@ def perplexity_curves(summary: dict[str, Any], *, ax: Axes | None = None) -> Axe
             axes.plot(middles, difference, label=method, **look)
             band(axes, middles, difference, cells["half_width"], look["color"])
         mark_training_length(axes, 1)
-        first = next(iter(summary["methods"]))
+        first = next(iter(summary.methods))
         title = f"prose: log perplexity, difference from {first} (band: 95 %, paired)"
         finish(axes, title, "position / training length", "nats per token")
         legend(axes, ncols=4)
     return axes
 
 
-def depth_figure(summary: dict[str, Any]) -> Figure:
+def depth_figure(summary: Summary) -> Figure:
     """Draw the accuracy of each method of a study over record length and depth of the answer.
 
-    Args:
-        summary: from `ntk_alibi.evaluation.comparing.summary.summarise`.
-
-    Returns:
-        The figure, which pyplot does not manage, with one map for each task and method. Cells
-        without records are grey.
-
-    Raises:
-        ValueError: the study has no results by depth, such as one of prose alone.
-        ImportError: matplotlib is not installed.
-
-    Example:
-        >>> import ntk_alibi as na
-        >>> cells = [
-        ...     {"task": "lines", "method": "original", "multiple": 1.0, "begin": depth,
-        ...      "accuracy": 0.9}
-        ...     for depth in (0.0, 0.5)
-        ... ]
-        >>> summary = {"train_length": 2048, "methods": ["original"], "by_depth": cells}
-        >>> figure = na.plots.depth_figure(summary)
-        >>> figure.axes[0].images[0].get_array().tolist()
-        [[90.0], [90.0]]
+    The figure, which pyplot does not manage, has one map for each task and method. Cells without
+    records are grey.
     """
-    (cells,) = _frames(summary, "train_length", "by_depth")
-    if cells.empty:
-        raise ValueError("summary must hold results by depth, got none")
+    cells = summary.by_depth
     with drawing_figure() as new_figure:
         from matplotlib.patches import Patch
 
-        tasks, methods = list(cells["task"].unique()), summary["methods"]
+        tasks, methods = list(cells["task"].unique()), summary.methods
         size = (1.9 * len(methods) + 1.2, 2.3 * len(tasks) + 0.6)
         figure = new_figure(figsize=size, layout="constrained")
         empty = False
@@ -240,14 +189,14 @@ def depth_figure(summary: dict[str, Any]) -> Figure:
         if empty:
             key = Patch(color=theme_of(axes).hidden, label="no question there")
             figure.legend(handles=[key], loc="outside lower right", fontsize=8)
-        figure.supxlabel(f"record length (1x = {summary['train_length']} tokens)")
+        figure.supxlabel(f"record length (1x = {summary.train_length} tokens)")
         figure.supylabel("position of the answer")
     return figure
 
 
-def _methods(axes: Axes, summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _methods(axes: Axes, summary: Summary) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and the line style of each method of a study."""
-    names = list(summary["methods"])
+    names = list(summary.methods)
     styles = line_styles(axes, [name.partition(":")[0] for name in names])
     return [(name, {**look, "markersize": 4}) for name, look in zip(names, styles, strict=True)]
 

@@ -16,12 +16,11 @@ from torch.nn import functional as F
 
 import ntk_alibi as na
 from commands import search_tasks_in
-from ntk_alibi import _files
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.comparing.plan import Plan
-from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS, read_summary
+from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS, Summary, read_summary
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness import run as harness
 from ntk_alibi.evaluation.harness.model import StretchedLM
@@ -45,30 +44,30 @@ PLAN = Plan(
 
 
 @pytest.fixture(scope="module")
-def summary(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def summary(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Summary:
     model, tokenizer, _ = load(tiny_checkpoint)
     path = tmp_path_factory.mktemp("study") / "answers"
     return length_study.evaluate(model, tokenizer, PLAN, path, quiet=True)
 
 
-def test_every_cell_is_there(summary: dict[str, Any]) -> None:
-    cells = summary["retrieval"]
+def test_every_cell_is_there(summary: Summary) -> None:
+    cells = summary.retrieval
     assert len(cells[["task", "method", "multiple"]].drop_duplicates()) == len(cells) == 2 * 4 * 2
     assert (cells["cases"] == 4).all()
     ordered = cells[["low", "accuracy", "high"]].assign(least=0.0, most=1.0)
     assert (
         ordered[["least", "low", "accuracy", "high", "most"]].diff(axis=1).iloc[:, 1:] >= 0
     ).all(axis=None)
-    assert len(summary["perplexity"]) == 4 * 4
-    assert len(summary["by_depth"]) == 2 * 4 * 2 * DEPTH_BINS
+    assert len(summary.perplexity) == 4 * 4
+    assert len(summary.by_depth) == 2 * 4 * 2 * DEPTH_BINS
     for name in ("by_distance", "by_depth"):
-        assert summary[name].groupby("method")["cases"].sum()["ntk:2"] == 16
-    assert summary["settings"]["ntk:2"]["scaling"] == {"alibi_type": "ntk", "factor": 2.0}
+        assert getattr(summary, name).groupby("method")["cases"].sum()["ntk:2"] == 16
+    assert summary.settings["ntk:2"]["scaling"] == {"alibi_type": "ntk", "factor": 2.0}
 
 
-def test_perplexity_is_paired_with_the_first_method(summary: dict[str, Any]) -> None:
+def test_perplexity_is_paired_with_the_first_method(summary: Summary) -> None:
     by_method = {
-        name: cells.to_dict("records") for name, cells in summary["perplexity"].groupby("method")
+        name: cells.to_dict("records") for name, cells in summary.perplexity.groupby("method")
     }
     for i, first in enumerate(by_method["original"]):
         assert (first["difference"], first["half_width"]) == (0.0, 0.0)
@@ -79,7 +78,7 @@ def test_perplexity_is_paired_with_the_first_method(summary: dict[str, Any]) -> 
 
 
 def test_an_interrupted_study_resumes(
-    tiny_checkpoint: Path, tmp_path: Path, summary: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, tmp_path: Path, summary: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
     batches, answer_batch = [], StretchedLM.answer_batch
@@ -115,22 +114,21 @@ def test_an_error_leaves_no_patch(tiny_checkpoint: Path, tmp_path: Path) -> None
     assert not na.patched(model)
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return json.loads(_files.json_text(one)) == json.loads(_files.json_text(other))
+def same(one: Summary, other: Summary) -> bool:
+    return json.loads(one.to_json()) == json.loads(other.to_json())
 
 
-def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
     lm = StretchedLM(model, tokenizer=tokenizer, quiet=True)
-    before = harness.cache_file(lm, tmp_path)
-    assert harness.cache_file(lm, tmp_path) == before
+    before = lm.digest
     lm.stretch(parse_method("ntk:4", 64))
-    assert harness.cache_file(lm, tmp_path) != before
+    assert lm.digest != before
     lm.stretch(parse_method("original", 64))
-    assert harness.cache_file(lm, tmp_path) == before
+    assert lm.digest == before
     with torch.no_grad():
         model.transformer.ln_f.bias += 0.5
-    assert harness.cache_file(lm, tmp_path) != before
+    assert lm.digest != before
 
 
 def test_the_command_of_a_cell_gives_it_again(
@@ -141,7 +139,7 @@ def test_the_command_of_a_cell_gives_it_again(
     plan = replace(PLAN, methods=("original", "ntk:2"))
     name = str(tiny_checkpoint)
     found = length_study.evaluate(model, tokenizer, plan, tmp_path / "a", quiet=True, name=name)
-    command = shlex.split(found["commands"]["ntk:2"]["lines/512"])
+    command = shlex.split(found.commands["ntk:2"]["lines/512"])
     assert command[:2] == ["ntk-alibi", "lm-eval"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -149,11 +147,11 @@ def test_the_command_of_a_cell_gives_it_again(
     main([*command[1:], "--output_path", str(tmp_path / "out.json")])
     (path,) = tmp_path.glob("out*.json")
     results = json.loads(path.read_text())
-    cells = found["retrieval"].set_index(["task", "method", "multiple"])["accuracy"]
+    cells = found.retrieval.set_index(["task", "method", "multiple"])["accuracy"]
     accuracy = results["results"]["ntk_alibi_lines"]["accuracy,none"]
     assert accuracy == cells["lines", "ntk:2", 2]
     assert results["config"]["method"] == "ntk:2"
-    assert results["config"]["versions"] == found["settings"]["ntk:2"]["versions"]
+    assert results["config"]["versions"] == found.settings["ntk:2"]["versions"]
 
 
 def test_nats_agree_with_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -166,7 +164,7 @@ def test_nats_agree_with_transformers(tiny_checkpoint: Path, tmp_path: Path) -> 
         logits = model(tokens).logits[0, :-1]
     expected = F.cross_entropy(logits, tokens[0, 1:], reduction="none")
     parts = [float(part.mean()) for part in expected.double().tensor_split(4)]
-    np.testing.assert_allclose(found["perplexity"]["nats"], parts, rtol=1e-5)
+    np.testing.assert_allclose(found.perplexity["nats"], parts, rtol=1e-5)
 
 
 def test_too_little_prose_is_an_error() -> None:
@@ -213,7 +211,7 @@ def test_the_harness_shows_standard_errors(tiny_checkpoint: Path) -> None:
     }
     names = ["ntk_alibi_lines", "ntk_alibi_prose", "ntk_alibi_lines_generated"]
     with harness.quiet():
-        results = evaluate(lm, harness.load_tasks(names, made_from))
+        results = evaluate(lm, {"tasks": harness.load_tasks(names, made_from)})
     prose_row = results["results"]["ntk_alibi_prose"]
     assert prose_row["perplexity_stderr,none"] == pytest.approx(
         prose_row["perplexity,none"] * prose_row["nats_stderr,none"], rel=1e-12
@@ -236,8 +234,8 @@ def test_short_records_have_fewer_questions() -> None:
     assert len(document["begins"]) == 8
 
 
-def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
-    shown = summary._repr_html_()  # type: ignore[attr-defined]
+def test_notebooks_show_a_summary_as_tables(summary: Summary) -> None:
+    shown = summary._repr_html_()
     page = ElementTree.fromstring(f"<div>{shown}</div>")
     tables = page.findall("table")
     assert len(tables) == len(study_tables(summary)) == 7
@@ -246,8 +244,8 @@ def test_notebooks_show_a_summary_as_tables(summary: dict[str, Any]) -> None:
     ]
 
 
-def test_a_stored_summary_is_the_same(summary: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "study.json").write_text(_files.json_text(summary))
+def test_a_stored_summary_is_the_same(summary: Summary, tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(summary.to_json())
     assert same(read_summary(tmp_path / "study.json"), summary)
 
 

@@ -12,6 +12,7 @@ import pytest
 import ntk_alibi as na
 from ntk_alibi import _files
 from ntk_alibi.evaluation.comparing import tuning
+from ntk_alibi.evaluation.comparing.candidates import families, refinements
 from ntk_alibi.evaluation.comparing.intervals import accuracy_entry, half_width, paired_difference
 from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
@@ -63,7 +64,7 @@ def test_candidates_follow_the_length() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3, 24])
 def test_refinements_are_methods_near_the_method(layers: int) -> None:
     for name in (*tuning.Search(8192, 2048).candidates, "flat:8:0.5:layers=0"):
-        near = tuning.refinements(name, layers)
+        near = refinements(name, layers)
         assert name not in near
         assert len(set(near)) == len(near)
         if "layers" in name:
@@ -88,11 +89,12 @@ def test_nano_bloom_is_stretched_where_it_forgets(tmp_path: Path) -> None:
     model, tokenizer, length = load()
     wanted = tuning.Search(3 * length, length, ("ntk:4", "interpolation:4"), records=4, windows=2)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
-    assert found["chosen"] == found["answer"] == "ntk:4"
-    assert found["sure"] > 0.9
-    assert found["fresh"]["ntk:4"]["low"] > found["fresh"]["original"]["high"]
-    assert found["candidates"]["best_share"].sum() == pytest.approx(1)
-    assert found["candidates"]["difference"][0] == 0
+    assert found.chosen == found.answer == "ntk:4"
+    assert found.sure > 0.9
+    fresh = found.fresh.set_index("method")
+    assert fresh["low"]["ntk:4"] > fresh["high"]["original"]
+    assert found.candidates["best_share"].sum() == pytest.approx(1)
+    assert found.candidates["difference"][0] == 0
 
 
 def test_the_search_beats_ntk_on_nano_bloom(
@@ -100,21 +102,21 @@ def test_the_search_beats_ntk_on_nano_bloom(
 ) -> None:
     """A search of a quarter of the families and two refinements."""
     model, tokenizer, length = load()
-    some = tuning.families(2 * length, length)[:4]
+    some = families(2 * length, length)[:4]
     monkeypatch.setattr(tuning, "families", lambda *_: some)
     wanted = tuning.Search(2 * length, length, records=4, windows=2, budget=6)
     found = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
-    tried = list(found["trace"]["method"])
+    tried = list(found.trace["method"])
     assert tried[0] == "original"
     assert len(set(tried)) <= wanted.tries
-    assert "refinements" in set(found["trace"]["stage"])
-    method = parse_method(found["answer"], length)
-    assert found["answer"] == found["chosen"]
-    assert na.scaling_from_config(found["config"]["alibi_scaling"]) == method.scaling
-    assert found["paired"]["against"][0] == "original"
-    assert found["paired"]["gain"][0] > 0.3
+    assert "refinements" in set(found.trace["stage"])
+    method = parse_method(found.answer, length)
+    assert found.answer == found.chosen
+    assert na.scaling_from_config(found.config["alibi_scaling"]) == method.scaling
+    assert found.paired["against"][0] == "original"
+    assert found.paired["gain"][0] > 0.3
     again = tuning.search(model, tokenizer, wanted, tmp_path, quiet=True)
-    assert _files.json_text(again) == _files.json_text(found)
+    assert _files.json_text(vars(again)) == _files.json_text(vars(found))
 
 
 def test_intervals_of_means_are_students() -> None:
@@ -147,11 +149,10 @@ def test_a_small_budget_tries_ntk_first(length: int) -> None:
 def test_a_contradicted_choice_is_found() -> None:
     pair = {"method": "flat:2", "against": "original", "gain": 0.5, "gain_half_width": 0.1}
     ntk = pair | {"against": "ntk:2", "gain": -0.2}
-    assert tuning.contradicting_methods({"paired": pd.DataFrame([pair, ntk])}) == ["ntk:2"]
-    assert (
-        tuning.contradicting_methods({"paired": pd.DataFrame([ntk | {"gain_half_width": 0.3}])})
-        == []
-    )
+    fresh = pd.DataFrame()
+    assert tuning.contradicting_methods(fresh, pd.DataFrame([pair, ntk])) == ["ntk:2"]
+    unsure = pd.DataFrame([ntk | {"gain_half_width": 0.3}])
+    assert tuning.contradicting_methods(fresh, unsure) == []
 
 
 PAIR = {"method": "ntk:2", "against": "original"}
@@ -171,14 +172,16 @@ NOTHING: dict[str, float] = {"gain": 0.0, "gain_half_width": 0.1, "nats": 0.0, "
 )
 def test_better_is_what_chance_does_not_explain(changes: dict[str, float], better: bool) -> None:
     pairs = pd.DataFrame([PAIR | {"against": "ntk:4", "gain": 1.0}, PAIR | NOTHING | changes])
-    assert tuning.is_better({"paired": pairs}) == better
+    assert tuning.is_better(pd.DataFrame(), pairs) == better
 
 
 @pytest.mark.parametrize(("right", "better"), [(9, True), (1, False)])
 def test_records_that_all_agree_are_judged_by_the_accuracies(right: int, better: bool) -> None:
     pairs = pd.DataFrame([PAIR | NOTHING | {"gain": right / 10, "gain_half_width": np.nan}])
     counts = {"ntk:2": [right] * 4, "original": [0] * 4}
-    fresh = {name: accuracy_entry(found, [10] * 4) for name, found in counts.items()}
-    assert tuning.is_better({"paired": pairs, "fresh": fresh}) == better
-    turned = {"paired": pairs.assign(method="original", against="ntk:2", gain=-right / 10)}
-    assert tuning.contradicting_methods(turned | {"fresh": fresh}) == ["ntk:2"] * better
+    fresh = pd.DataFrame(
+        {"method": name, **accuracy_entry(found, [10] * 4)} for name, found in counts.items()
+    )
+    assert tuning.is_better(fresh, pairs) == better
+    turned = pairs.assign(method="original", against="ntk:2", gain=-right / 10)
+    assert tuning.contradicting_methods(fresh, turned) == ["ntk:2"] * better

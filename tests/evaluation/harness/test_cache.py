@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from commands import full_disk
+from commands import full_disk, search_tasks_in
 from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.evaluation.harness import stored_answers
+from ntk_alibi.evaluation.harness.model import StretchedLM
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
 
@@ -44,7 +46,7 @@ def asked(path: Path) -> int:
     """Return how many of the requests the model is asked, since the cache has no answer."""
     model: Any = Model()
     model.asked = 0
-    with harness.quiet(), harness._cached(model, path) as cached:
+    with harness.quiet(), stored_answers.kept(model, path) as cached:
         assert cached.loglikelihood(REQUESTS) == [(-1.5, True)] * len(REQUESTS)
     return int(model.asked)
 
@@ -60,14 +62,43 @@ def test_a_killed_process_has_kept_its_passes(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         f"sys.path[:0] = [{str(Path(__file__).parent)!r}, *{sys.path!r}]\n"
         "import test_cache\n"
-        "from ntk_alibi.evaluation.harness import run as harness\n"
-        "with harness._cached(test_cache.Model(), Path(sys.argv[1])) as cached:\n"
+        "from ntk_alibi.evaluation.harness import stored_answers\n"
+        "with stored_answers.kept(test_cache.Model(), Path(sys.argv[1])) as cached:\n"
         "    cached.lm.loglikelihood(test_cache.REQUESTS[:64])\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "answers")], check=False)
     assert done.returncode == -signal.SIGKILL
     assert asked(tmp_path / "answers") == 300 - 64
+
+
+def test_answers_of_another_method_or_model_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harness itself finds stored answers by the request alone."""
+    monkeypatch.chdir(tmp_path)
+    search_tasks_in(tmp_path, monkeypatch)
+    batches, answer_batch = [], StretchedLM.answer_batch
+    monkeypatch.setattr(
+        StretchedLM, "answer_batch", lambda lm, x: batches.append(1) or answer_batch(lm, x)
+    )
+
+    def run(settings: str, cache: str = "answers") -> None:
+        words = ["--model", "ntk_alibi", "--model_args", f"pretrained={tiny_checkpoint},{settings}"]
+        words += ["--tasks", "ntk_alibi_lines", "--metadata", "lengths=[256]", "records=2"]
+        harness.main([*words, "--use_cache", cache])
+
+    for _ in range(2):
+        run("method=ntk:4")
+        assert len(batches) == 2
+    for settings in ("method=ntk:2", "method=ntk:4:logn=1", "method=ntk:4,dtype=bfloat16"):
+        with pytest.raises(ValueError, match="use_cache must be a file of answers of this model"):
+            run(settings)
+    asked(tmp_path / "theirs")
+    with pytest.raises(ValueError, match=r"got '.*theirs_rank0.db', which has answers of another"):
+        run("method=ntk:4", "theirs")
+    run("method=ntk:2", "others")
+    assert len(batches) == 4
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,7 @@ def test_every_yaml_is_known_to_the_harness() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ntk_alibi")])
 def test_tasks_of_records_load(name: str) -> None:
     metadata = {"lengths": [700], "records": 2, "windows": 2, "context": 100}
-    with harness.quiet():
-        task = harness.load_tasks([name], metadata)["tasks"][name]
+    task = harness.load_tasks([name], metadata)[name]
     assert len(task.eval_docs) == 2
     task.build_all_requests()
     for instance in task.instances:
@@ -96,8 +95,7 @@ def test_generated_answers_are_in_the_records() -> None:
 
 def test_generated_answers_have_a_share_for_each_length(tiny_checkpoint: Path) -> None:
     metadata = {"lengths": [200, 300], "records": 3, "pretrained": str(tiny_checkpoint)}
-    with harness.quiet():
-        tasks = harness.load_tasks(["ntk_alibi_lines_generated"], metadata)
+    tasks = harness.load_tasks(["ntk_alibi_lines_generated"], metadata)
     lm = StretchedLM(str(tiny_checkpoint), quiet=True)
     lm.generate_until = lambda requests, **_: [
         request.doc["expected"] if request.doc["length"] == 200 else "" for request in requests
@@ -105,7 +103,7 @@ def test_generated_answers_have_a_share_for_each_length(tiny_checkpoint: Path) -
     found = harness.answer(lm, tasks)["results"]["ntk_alibi_lines_generated"]
     shares = {name: found[f"{name},none"] for name in ("accuracy", "accuracy_200", "accuracy_300")}
     assert shares == {"accuracy": 0.5, "accuracy_200": 1.0, "accuracy_300": 0.0}
-    task = tasks["tasks"]["ntk_alibi_lines_generated"]
+    task = tasks["ntk_alibi_lines_generated"]
     assert task.aggregation().keys() == task.higher_is_better().keys() == shares.keys()
 
 
@@ -203,7 +201,6 @@ def test_counts() -> None:
 
 
 def test_prompts_that_were_changed_are_refused() -> None:
-    with harness.quiet():
-        task = harness.load_tasks(["ntk_alibi_passkey"], {"lengths": [300], "records": 1})["tasks"]
+    task = harness.load_tasks(["ntk_alibi_passkey"], {"lengths": [300], "records": 1})
     with pytest.raises(ValueError, match="system_instruction and apply_chat_template must not be"):
         task["ntk_alibi_passkey"].build_all_requests(system_instruction="Be brief.")

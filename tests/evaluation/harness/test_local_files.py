@@ -100,9 +100,8 @@ def test_the_harness_scores_answers(tiny_checkpoint: Path, tmp_path: Path) -> No
     """The harness logs and scores the answers of a model with random output."""
     entries = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 5)]
     (tmp_path / "lines_200.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    lm = StretchedLM(str(tiny_checkpoint), quiet=True, scaling="ntk:4", batch_size=2)
-    with harness.quiet():
-        tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True, method="ntk:4", batch_size=2)
+    tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
     results = harness.answer(lm, tasks)
     samples = results["samples"]["longeval_lines_200"]
     right = [
@@ -120,8 +119,7 @@ def test_more_processes_than_documents_get_a_sentence(
     (tmp_path / "lines_200.jsonl").write_text('{"prompt": "a", "expected_number": 1}')
     lm = StretchedLM(str(tiny_checkpoint), quiet=True)
     lm._world_size = 2
-    with harness.quiet():
-        tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
+    tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
     message = "longeval_lines_200 must have a document for each of the 2 processes, got 1"
     with pytest.raises(ValueError, match=message):
         harness.answer(lm, tasks)
@@ -143,9 +141,8 @@ QA = {**TREC, "input": "Who made the earth?", "answers": ["God"], "all_classes":
 def loaded(folder: Path, name: str, entries: list[dict[str, Any]]) -> Any:
     pytest.importorskip("jieba", reason="the harness's LongBench needs ntk-alibi[longbench]")
     (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n")
-    with harness.quiet():
-        tasks = harness.load_tasks([f"longbench_{name}_local"], {"data": str(folder)})
-    return tasks["tasks"][f"longbench_{name}_local"]
+    task = f"longbench_{name}_local"
+    return harness.load_tasks([task], {"data": str(folder)})[task]
 
 
 def test_trec_is_scored_by_class(tmp_path: Path) -> None:
@@ -171,11 +168,11 @@ def test_questions_are_scored_by_words(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*generation flags")
 def test_prompts_lose_their_middle(tiny_checkpoint: Path, tmp_path: Path) -> None:
     trec = loaded(tmp_path, "trec", [TREC, TREC])
-    lm = StretchedLM(str(tiny_checkpoint), quiet=True, max_length=164, scaling="ntk:4")
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True, max_length=164, method="ntk:4")
     seen = []
     generate = lm.model.generate
     lm.model.generate = lambda **options: seen.append(options) or generate(**options)
-    results = harness.answer(lm, {"tasks": {"trec": trec}})
+    results = harness.answer(lm, {"trec": trec})
     assert 0 <= results["results"]["trec"]["score,none"] <= 1
     tokens = lm.tok_encode(trec.doc_to_text(trec.eval_docs[0]))
     assert (

@@ -107,7 +107,7 @@ def test_results_of_the_embedded_model_go_to_a_folder_of_its_name(
     search_tasks_in(tmp_path, monkeypatch)
     harness.main(
         [
-            *("--model", "ntk_alibi", "--model_args", "scaling=ntk:4", "--output_path", "results"),
+            *("--model", "ntk_alibi", "--model_args", "method=ntk:4", "--output_path", "results"),
             *("--tasks", "ntk_alibi_lines", "--metadata", "lengths=[256]", "records=1"),
         ]
     )
@@ -166,7 +166,7 @@ def test_answers_agree_with_greedy_decoding() -> None:
         (str(tokenizer.decode(case.tokens[:begin])), str(tokenizer.decode(case.tokens[begin:end])))
         for begin, end in case.answers
     ]
-    found = StretchedLM(quiet=True, scaling="ntk", factor=2).loglikelihood(requests(pairs))
+    found = StretchedLM(quiet=True, method="ntk:2").loglikelihood(requests(pairs))
     with na.patch(model, na.NTK(2.0)):
         for (begin, end), (_, greedy) in zip(case.answers, found, strict=True):
             prompt = torch.from_numpy(case.tokens[:begin])[None]
@@ -182,7 +182,7 @@ def test_answers_agree_with_greedy_decoding() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_generation_agrees_with_transformers(batch_size: int) -> None:
     model, tokenizer, _ = load()
-    lm = StretchedLM(quiet=True, scaling="ntk:4", batch_size=batch_size)
+    lm = StretchedLM(quiet=True, method="ntk:4", batch_size=batch_size)
     prompts = [RECORD * n + QUESTION for n in (1, 3, 2)]
     kwargs = {"max_gen_toks": 5, "until": [], "do_sample": False}
     found = lm.generate_until(requests([(p, kwargs) for p in prompts]), disable_tqdm=True)
@@ -245,16 +245,8 @@ def test_logits_are_formed_a_part_at_a_time(
 
 
 @pytest.mark.parametrize("name", ["ntk:4", "dynamic-ntk:2:query", "interpolation:2", "original"])
-def test_a_scaling_in_the_arguments_is_a_patch(tiny_checkpoint: Path, name: str) -> None:
-    kind, _, rest = name.partition(":")
-    number, _, per = rest.partition(":")
-    lm = StretchedLM(
-        str(tiny_checkpoint),
-        scaling=kind,
-        factor=float(number) if number else None,
-        per=per or None,
-        quiet=True,
-    )
+def test_a_method_in_the_arguments_is_a_patch(tiny_checkpoint: Path, name: str) -> None:
+    lm = StretchedLM(str(tiny_checkpoint), method=name, quiet=True)
     found = lm.loglikelihood(requests(PAIRS[:1]))[0][0]
     model, tokenizer, train_length = load(tiny_checkpoint)
     tokens = tokenizer("".join(PAIRS[0]), return_tensors="pt")["input_ids"]

@@ -21,7 +21,6 @@ LAUNCH = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_preci
 
 COMMANDS = {
     "eval": ["eval", "--quick", "--methods", "original", "ntk:2"],
-    "eval --tasks": ["eval", "--tasks", "longeval_lines_200", "--data", ".", "--methods", "ntk:2"],
     "tune": ["tune", "--length", "256", "--records", "4", "--windows", "2", "--methods", "ntk:2"],
 }
 
@@ -31,7 +30,7 @@ def commands(checkpoint: Path) -> list[list[str]]:
     ours = [[*command, "--model", str(checkpoint), "--json"] for command in COMMANDS.values()]
     theirs = [
         *("lm-eval", "--model", "ntk_alibi"),
-        *("--model_args", f"pretrained={checkpoint},scaling=ntk,factor=4"),
+        *("--model_args", f"pretrained={checkpoint},method=ntk:4"),
         *("--tasks", "ntk_alibi_lines,ntk_alibi_prose,longeval_lines_200"),
         *("--metadata", "lengths=[512,1024]", "records=3", "windows=3", "data=."),
         *("--output_path", "results.json", "--log_samples"),

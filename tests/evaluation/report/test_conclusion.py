@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pandas as pd
-
+from ntk_alibi.evaluation import Summary
 from ntk_alibi.evaluation.report.conclusion import best_method, conclusion
 
 
-def study(**percents: tuple[int, int, int]) -> dict[str, Any]:
+def study(**percents: tuple[int, int, int]) -> Summary:
     """Return a study of lines at 1 and 16 training lengths; at 1 all answers are right."""
     names = {name: name.replace("_", ":") for name in percents}
     entries = []
     for name, found in percents.items():
         for multiple, figures in ((1.0, (100, 90, 100)), (16.0, found)):
             shares = zip(("accuracy", "low", "high"), figures, strict=True)
-            of = {"task": "lines", "method": names[name], "multiple": multiple}
+            of = {"task": "lines", "method": names[name], "multiple": multiple, "cases": 64}
             entries.append({**of, **{key: percent / 100 for key, percent in shares}})
-    frame = pd.DataFrame(entries, columns=["task", "method", "multiple", "accuracy", "low", "high"])
-    return {"train_length": 2048, "methods": list(names.values()), "retrieval": frame}
+    return Summary(2048, list(names.values()), retrieval=entries)
 
 
 def test_the_best_of_several_methods_is_named_with_its_interval() -> None:
@@ -38,4 +34,6 @@ def test_a_gain_within_the_intervals_is_none() -> None:
 
 def test_a_single_method_and_prose_alone_have_no_conclusion() -> None:
     assert conclusion(study(original=(6, 3, 11))) == []
-    assert conclusion({**study(), "methods": ["original"]}) == []
+    nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7}
+    prose = Summary(2048, ["original"], perplexity=[nats | {"difference": 0.0, "half_width": 0.0}])
+    assert conclusion(prose) == []

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import math
 from itertools import product
-from typing import Any
 
 import pandas as pd
 import pytest
 
-from ntk_alibi.evaluation.comparing.summary import COLUMNS
-from ntk_alibi.evaluation.report import comparison_tables, html, study_tables, tuning_table
+from ntk_alibi.evaluation.comparing.summary import COLUMNS, Summary
+from ntk_alibi.evaluation.comparing.tuning import Tuning
+from ntk_alibi.evaluation.report import html, study_tables, tuning_table
 from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 from ntk_alibi.evaluation.report.markdown import counted
-from ntk_alibi.evaluation.report.tables import formatted, printed, study_rows
+from ntk_alibi.evaluation.report.tables import formatted, printed, study_rows, with_title
 
 METHODS = (
     "original",
@@ -24,7 +24,7 @@ METHODS = (
 )
 
 
-def study(*methods: str, multiples: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0)) -> Any:
+def study(*methods: str, multiples: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0)) -> Summary:
     """Return a study whose figures have as many digits as they can."""
     of = {"task": "lines", "cases": 256, "accuracy": 1.0, "low": 0.94, "high": 1.0}
     of |= {"gain": -1.0, "gain_half_width": 0.12, "nats": 2.5, "difference": 0.01}
@@ -34,15 +34,15 @@ def study(*methods: str, multiples: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0
         of | {"method": method, "multiple": x, "begin": begins[x], "end": x}
         for method, x in product(methods, multiples)
     ]
-    frames = {name: pd.DataFrame(rows)[columns] for name, columns in COLUMNS.items()}
-    return {"train_length": 2048, "methods": list(methods), **frames}
+    return Summary(2048, methods, **dict.fromkeys(COLUMNS, rows))
 
 
-def tuning(**candidate: float) -> dict[str, Any]:
+def tuning(**candidate: float) -> Tuning:
     of = {"accuracy": 1.0, "low": 0.94, "high": 1.0, "best_share": 1.0}
     of |= {"difference": -1.234, "half_width": 0.123, **candidate}
     candidates = pd.DataFrame([{"method": method, **of} for method in METHODS])
-    return {"model": "m_1", "length": 8192, "chosen": "original", "candidates": candidates}
+    none = pd.DataFrame()
+    return Tuning("m_1", 8192, 2048, none, candidates, "original", none, none, "original", {}, {})
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -79,9 +79,8 @@ def test_headings_have_two_digits_where_they_tell_apart() -> None:
 
 
 def test_special_characters_are_kept() -> None:
-    row = {"method": "50 % of_it", "cases": 3, "value": 0.5, "low": 0.25, "high": 0.75}
-    row |= {"task": "t", "metric": "accuracy", "published": None}
-    (table,) = comparison_tables({"model": "m_1", "rows": pd.DataFrame([row])})
+    row = {"method": "50 % of_it", "cases": "3", "acc, %": "50.0 (25.0–75.0)"}
+    table = with_title(pd.DataFrame([row]), "t, m_1: 95 % intervals")
     latex = formatted(table, "latex")
     assert r"50 \% of\_it & 3 & 50.0 (25.0–75.0) \\" in latex
     assert r"\caption{t, m\_1: 95 \% intervals}" in latex
@@ -100,7 +99,9 @@ def test_csv_has_the_exact_values() -> None:
     for table in study_rows(shown):
         title, text = formatted(table, "csv").split("\n", 1)
         again = pd.read_csv(io.StringIO(text))
-        pd.testing.assert_frame_equal(again, shown[title.removeprefix("# ")], check_dtype=False)
+        pd.testing.assert_frame_equal(
+            again, getattr(shown, title.removeprefix("# ")), check_dtype=False
+        )
 
 
 def test_a_number_of_one_has_no_plural() -> None:

@@ -42,9 +42,7 @@ def evaluate(
         name: name of the model in the commands of the summary.
 
     Returns:
-        What `summarise` returns, in all processes of a job, with two more keys:
-        settings: for each method, the settings of the model as the harness stores them;
-        commands: for each method, the commands of `commands`.
+        The summary, in all processes of a job.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -75,16 +73,17 @@ def prepare(
         TypeError, ValueError: a method cannot patch the model; a text is too short for its
             questions.
     """
+    from ntk_alibi.integrations import patch
+
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
     named = [parse_method(method, plan.train_length) for method in plan.methods]
     methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
-    harness.check_methods(model, methods)
+    for method in methods:
+        patch(model, method.scaling, log_n=method.log_n).undo()
     tasks: dict[str, Any] = {}
-    with harness.quiet():
-        for task, made_from in plan.tasks.items():
-            metadata = {**made_from, "tokenizer": tokenizer}
-            tasks |= harness.load_tasks([f"ntk_alibi_{task}"], metadata)["tasks"]
+    for task, made_from in plan.tasks.items():
+        tasks |= harness.load_tasks([f"ntk_alibi_{task}"], {**made_from, "tokenizer": tokenizer})
     return Study(plan, methods, tasks)
 
 
@@ -104,11 +103,9 @@ def answer(
     with harness.quiet():
         lm = StretchedLM(model, tokenizer=tokenizer, train_length=length, quiet=quiet)
     with _files.only_run("path", path):
-        tasks = {"tasks": study.tasks}
-        samples, settings = harness.answers(lm, study.methods, tasks, Path(path))
-    summary = summarise(study.plan, samples)
-    summary |= {"settings": settings, "commands": commands(study.plan, name)}
-    return summary
+        samples, settings = harness.answers(lm, study.methods, study.tasks, Path(path))
+    repeated = commands(study.plan, name)
+    return summarise(study.plan, samples, settings=settings, commands=repeated)
 
 
 def check_study(model: Any, tokenizer: Any, folder: Any) -> None:

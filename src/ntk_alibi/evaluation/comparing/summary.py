@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,8 +40,72 @@ _TEXTS = ["task", "method"]
 Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
-class Summary(dict[str, Any]):
-    """A dictionary of data frames and plain values, which notebooks display as tables."""
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """The results of a length study, which notebooks display as tables.
+
+    The four frames of pandas may be given as lists of their rows.
+
+    Attributes:
+        train_length: training length in tokens.
+        methods: names of the methods; the others are compared with the first.
+        retrieval: for each task, method and multiple of the training length, the number of cases,
+            the accuracy with its 95 % interval (low, high), and the gain over the first method on
+            the same questions with its 95 % half-width, paired by record.
+        by_distance: accuracies over the records of all lengths, by the distance of the answer
+            (begin, end, in training lengths).
+        by_depth: accuracies for each multiple, by the depth of the answer in the record (begin,
+            end; 0 is the beginning of the record, 1 the first question).
+        perplexity: for each method and range of positions (begin, end, in training lengths), the
+            nats per token, and the difference from the first method, paired by window, with its
+            95 % half-width.
+        records: for each method, the right answers and the questions of each record.
+        windows: for each method, the nats per token of each window of prose.
+        settings: for each method, the settings of the model as the harness stores them.
+        commands: for each method, the command that repeats each cell, by "<task>/<length>".
+
+    Raises:
+        ValueError: a frame lacks columns or has others' methods, an accuracy is not between 0 and
+            1, or there are no results.
+
+    Example:
+        >>> from ntk_alibi.evaluation import Summary
+        >>> cell = {"task": "lines", "method": "original", "multiple": 2.0, "cases": 64,
+        ...         "accuracy": 0.5, "low": 0.38, "high": 0.62}
+        >>> Summary(2048, ["original"], retrieval=[cell]).retrieval["accuracy"].tolist()
+        [0.5]
+    """
+
+    train_length: int
+    methods: Sequence[str]
+    retrieval: DataFrame = ()
+    by_distance: DataFrame = ()
+    by_depth: DataFrame = ()
+    perplexity: DataFrame = ()
+    records: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    windows: Mapping[str, list[float]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _checks.integer("train_length", self.train_length, minimum=1)
+        commands = {method: dict(cells) for method, cells in self.commands.items()}
+        made: dict[str, Any] = {"methods": tuple(self.methods), "commands": commands}
+        for name in COLUMNS:
+            with _files.readable("a list of results", name):
+                made[name] = frame = _frame(name, getattr(self, name))
+            if not set(frame["method"]) <= set(made["methods"]):
+                raise ValueError(f"{name} must have the methods {made['methods']}")
+            if "accuracy" in frame and not frame["accuracy"].fillna(0.0).between(0, 1).all():
+                raise ValueError(f"accuracy of {name} must be between 0 and 1")
+        if made["retrieval"].empty and made["perplexity"].empty:
+            raise ValueError("retrieval or perplexity must hold results, got none")
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    def to_json(self) -> str:
+        """Return what `ntk-alibi eval --json` prints and `read_summary` reads."""
+        return _files.json_text(vars(self))
 
     def _repr_html_(self) -> str:
         from ntk_alibi.evaluation.report import tables
@@ -48,29 +113,13 @@ class Summary(dict[str, Any]):
         return "".join(map(tables.html, tables.study_tables(self)))
 
 
-def summarise(plan: Plan, samples: Samples) -> Summary:
+def summarise(plan: Plan, samples: Samples, **others: Any) -> Summary:
     """Summarise the samples of a finished study.
 
     Args:
         plan: the plan of the study.
         samples: samples of the harness by method and task.
-
-    Returns:
-        A dictionary with these keys, of which the first four are pandas frames:
-
-        - retrieval: for each task, method and multiple of the training length, the number of cases,
-          the accuracy with its 95 % interval (low, high), and the gain over the first method on the
-          same questions with its 95 % half-width, paired by record;
-        - by_distance: accuracies over the records of all lengths, by the distance of the answer
-          (begin, end, in training lengths);
-        - by_depth: accuracies for each multiple, by the depth of the answer in the record (begin,
-          end; 0 is the beginning of the record, 1 the first question);
-        - perplexity: for each method and range of positions (begin, end, in training lengths), the
-          nats per token, and the difference from the first method, paired by window, with its 95 %
-          half-width;
-        - train_length, and the names of the methods;
-        - records: for each method, the right answers and the questions of each record;
-        - windows: for each method, the nats per token of each window of prose.
+        **others: settings and commands of the summary.
     """
     answers = _answers(plan, samples)
     longest = max(plan.multiples)
@@ -82,7 +131,7 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
         for name, of_method in samples.items()
         if "ntk_alibi_prose" in of_method
     }
-    rows: dict[str, list[dict[str, Any]]] = {
+    rows: dict[str, Any] = {
         "retrieval": _retrieval(answers, plan.methods[0]),
         "by_distance": _by_range(answers, ["task", "method"], "distance", distances),
         "by_depth": _by_range(answers, ["task", "method", "multiple"], "depth", depths),
@@ -90,18 +139,12 @@ def summarise(plan: Plan, samples: Samples) -> Summary:
     }
     records = answers.groupby(["method", "task", "record"], sort=False)["right"]
     counts = records.agg(["sum", "count"])
-    return Summary(
-        {
-            "train_length": plan.train_length,
-            "methods": list(samples),
-            **{name: _frame(name, of_frame) for name, of_frame in rows.items()},
-            "records": {
-                name: counts.loc[name].to_numpy().tolist() if name in counts.index else []
-                for name in samples
-            },
-            "windows": {name: of_method.mean(axis=1).tolist() for name, of_method in nats.items()},
-        }
-    )
+    rows["records"] = {
+        name: counts.loc[name].to_numpy().tolist() if name in counts.index else []
+        for name in samples
+    }
+    rows["windows"] = {name: of_method.mean(axis=1).tolist() for name, of_method in nats.items()}
+    return Summary(plan.train_length, list(samples), **rows, **others)
 
 
 def _answers(plan: Plan, samples: Samples) -> DataFrame:
@@ -187,7 +230,8 @@ def _frame(name: str, rows: Any) -> DataFrame:
     import pandas as pd
 
     gains = {"gain": math.nan, "gain_half_width": math.nan}
-    whole = [gains | row for row in rows]
+    given = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
+    whole = [gains | row for row in given]
     frame = pd.DataFrame(whole, columns=None if whole else COLUMNS[name])[COLUMNS[name]]
     numeric = [column for column in COLUMNS[name] if column not in _TEXTS]
     frame[numeric] = frame[numeric].apply(pd.to_numeric)
@@ -203,30 +247,13 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
     """
     value = _files.read_json(path)
     with _files.readable("a summary that `ntk-alibi eval --json` printed", path):
-        return _checked_summary(value)
-
-
-def _checked_summary(value: Any) -> Summary:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"it must be an object, got {str(value)[:40]}")
-    for key, command in (("rows", "eval --tasks"), ("trace", "tune")):
-        if key in value:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"it must be an object, got {str(value)[:40]}")
+        if "trace" in value:
             raise ValueError(
-                f"it must be a study's, got the output of `ntk-alibi {command} --json`, which "
+                "it must be a study's, got the output of `ntk-alibi tune --json`, which "
                 "--from-json does not show"
             )
-    needed = ("train_length", "methods", *COLUMNS, "commands")
-    _checks.keys("it", {key: value[key] for key in needed if key in value}, required=needed)
-    _checks.integer("train_length", value["train_length"], minimum=1)
-    summary = Summary(value)
-    summary["commands"] = {name: dict(cells) for name, cells in summary["commands"].items()}
-    for name in COLUMNS:
-        with _files.readable("a list of results", name):
-            summary[name] = frame = _frame(name, summary[name])
-        if not set(frame["method"]) <= set(value["methods"]):
-            raise ValueError(f"{name} must have the methods {value['methods']}")
-        if "accuracy" in frame and not frame["accuracy"].fillna(0.0).between(0, 1).all():
-            raise ValueError(f"accuracy of {name} must be between 0 and 1")
-    if summary["retrieval"].empty and summary["perplexity"].empty:
-        raise ValueError("retrieval or perplexity must hold results, got none")
-    return summary
+        needed = ("train_length", "methods", *COLUMNS, "commands")
+        _checks.keys("it", value, required=needed, optional=("records", "windows", "settings"))
+        return Summary(**value)

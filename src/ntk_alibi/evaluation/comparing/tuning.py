@@ -9,10 +9,9 @@ prose, which no search reads.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,15 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi.evaluation.comparing import length_study, plan
+from ntk_alibi.evaluation.comparing.candidates import families, refinements
 from ntk_alibi.evaluation.comparing.intervals import (
     accuracy_entry,
     half_width,
     paired_difference,
 )
+from ntk_alibi.evaluation.comparing.summary import Summary
 from ntk_alibi.evaluation.records.record import check_lengths
-from ntk_alibi.methods import ORIGINAL, parameter_names, parse_method
+from ntk_alibi.methods import ORIGINAL, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import scaling_to_config
 
@@ -112,6 +113,47 @@ class Search:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What a search found; frames are pandas frames.
+
+    Attributes:
+        model: name of the model.
+        length: length of the texts in tokens.
+        train_length: training length in tokens.
+        trace: what was tried, in order: stage, method, accuracy and nats.
+        candidates: for each finalist, the number of questions (cases), the accuracy with its 95 %
+            interval (low, high), the difference from the original in nats per token with its
+            half-width, and the share of resamplings in which it is chosen (best_share).
+        chosen: name of the method that the search prefers.
+        fresh: method, cases, accuracy and interval of the chosen method, NTK and the original on
+            held-out records.
+        paired: the gain in accuracy of the chosen method over the original and over NTK on the same
+            held-out questions, and its difference in nats on the same held-out prose, with 95 %
+            half-widths over records and windows.
+        answer: the chosen method if it `is_better`, else "original".
+        config: the entries of a model's config for the answer.
+        settings: for each finalist, the settings of the model as the harness stores them.
+    """
+
+    model: str
+    length: int
+    train_length: int
+    trace: DataFrame
+    candidates: DataFrame
+    chosen: str
+    fresh: DataFrame
+    paired: DataFrame
+    answer: str
+    config: dict[str, Any]
+    settings: Mapping[str, Any]
+
+    @property
+    def sure(self) -> float:
+        """The share of resamplings in which the chosen method is chosen."""
+        return float(self.candidates.set_index("method")["best_share"][self.chosen])
+
+
 def search(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -120,7 +162,7 @@ def search(
     *,
     quiet: bool = False,
     name: str = NANO_BLOOM,
-) -> dict[str, Any]:
+) -> Tuning:
     """Search for the best method; answers that are in path are reused.
 
     Args:
@@ -130,23 +172,6 @@ def search(
         path: folder for all answers, which stays.
         quiet: whether to hide the progress bars.
         name: name of the model.
-
-    Returns:
-        A dictionary with these keys, of which trace, candidates and paired are pandas frames:
-        model, length and train_length;
-        trace: what was tried, in order: stage, method, accuracy and nats;
-        candidates: for each finalist, the number of questions (cases), the accuracy with its 95 %
-            interval (low, high), the difference from the original in nats per token with its
-            half-width, and the share of resamplings in which it is chosen (best_share);
-        chosen: name of the method that the search prefers; sure: its best_share;
-        answer: the chosen method if `is_better`, else "original";
-        config: the entries of a model's config for the answer;
-        fresh: cases, accuracy and interval of the chosen method, NTK and the original on held-out
-            records;
-        paired: the gain in accuracy of the chosen method over the original and over NTK on the same
-            held-out questions, and its difference in nats on the same held-out prose, with 95 %
-            half-widths over records and windows;
-        settings: for each finalist, the settings of the model as the harness stores them.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -162,38 +187,47 @@ def search(
     if not wanted.methods:
         finalists = _finalists(read, wanted, int(model.config.num_hidden_layers), trace)
     summary = read(wanted.plan(finalists, held_out=False))
-    clusters, nats = _clusters(summary), _nats(summary)
     trace.append(_scores("finalists", finalists, summary))
-    chosen = choose(clusters, nats, np.arange(clusters.shape[1]))
-    shares = choice_shares(clusters, nats, wanted.seed)
-    differences = nats - nats[0]
-    accuracies = [accuracy_entry(*of_method.astype(int).T.tolist()) for of_method in clusters]
-    candidates = pd.DataFrame({"method": finalists}).join(pd.DataFrame(accuracies))
-    best = finalists[chosen]
-    found = {
-        "model": name,
-        "length": wanted.length,
-        "train_length": wanted.train_length,
-        "trace": pd.concat(trace, ignore_index=True),
-        "candidates": candidates.assign(
-            difference=differences.mean(axis=1),
-            half_width=half_width(differences.T),
-            best_share=shares,
-        ),
-        "chosen": best,
-        "sure": shares[chosen],
-        **_compare_held_out(read, wanted, best, _best_ntk(trace[-1], wanted)),
-        "settings": summary["settings"],
-    }
-    answer = parse_method(best if is_better(found) else ORIGINAL, wanted.train_length)
+    candidates, best = _judge(finalists, summary, wanted.seed)
+    fresh, paired = _compare_held_out(read, wanted, best, _best_ntk(trace[-1], wanted))
+    answer = parse_method(best if is_better(fresh, paired) else ORIGINAL, wanted.train_length)
     config = {"alibi_scaling": scaling_to_config(answer.scaling)}
     if answer.log_n is not None:
         config["alibi_log_n"] = answer.log_n.to_config()
-    return {**found, "answer": answer.name, "config": config}
+    return Tuning(
+        name,
+        wanted.length,
+        wanted.train_length,
+        trace=pd.concat(trace, ignore_index=True),
+        candidates=candidates,
+        chosen=best,
+        fresh=fresh,
+        paired=paired,
+        answer=answer.name,
+        config=config,
+        settings=summary.settings,
+    )
+
+
+def _judge(finalists: Sequence[str], summary: Summary, seed: int) -> tuple[DataFrame, str]:
+    """Return the candidates of a search, and the name of the best one."""
+    import pandas as pd
+
+    clusters, nats = _clusters(summary), _nats(summary)
+    chosen = choose(clusters, nats, np.arange(clusters.shape[1]))
+    accuracies = [accuracy_entry(*of_method.astype(int).T.tolist()) for of_method in clusters]
+    differences = nats - nats[0]
+    candidates = pd.DataFrame({"method": finalists}).join(pd.DataFrame(accuracies))
+    candidates = candidates.assign(
+        difference=differences.mean(axis=1),
+        half_width=half_width(differences.T),
+        best_share=choice_shares(clusters, nats, seed),
+    )
+    return candidates, finalists[chosen]
 
 
 def _finalists(
-    read: Callable[[plan.Plan], Any], wanted: Search, layers: int, trace: list[DataFrame]
+    read: Callable[[plan.Plan], Summary], wanted: Search, layers: int, trace: list[DataFrame]
 ) -> tuple[str, ...]:
     """Return the original, the best NTK and the best methods on a quarter of the records."""
     tried: list[str] = []
@@ -216,61 +250,7 @@ def _finalists(
     return tuple(dict.fromkeys((ORIGINAL, *ntk, *ranked[:FINALISTS])))
 
 
-#: The layers of a model are divided into at most so many groups.
-LAYER_GROUPS = 3
-
-
-def families(length: float, train_length: int) -> tuple[str, ...]:
-    """Return methods of all kinds with factors around length / train_length.
-
-    The first ones, for small budgets, are the original, NTK and flat heads.
-    """
-    ratio = max(1.0, length / train_length)
-    names = [ORIGINAL]
-    for step in (1, 2, 4):
-        names += [f"ntk:{_short(step * ratio)}", f"flat:{_short(step * ratio)}"]
-    names.append(f"interpolation:{_short(ratio)}")
-    names += [f"flat:{_short(2 * ratio)}:{share}" for share in ("0.125", "0.5")]
-    for start, step in itertools.product((train_length // 8, train_length // 2), (7, 28)):
-        names.append(f"knee:{max(start, 1)}:{_short(step * ratio)}")
-    names += ["dynamic-ntk:1:query", "dynamic-ntk:2:query", "dynamic-flat:2:query"]
-    names.append(f"dynamic-knee:{max(train_length // 2, 1)}:7:query")
-    return tuple(name for name in dict.fromkeys(names) if not name.endswith(":1"))
-
-
-def refinements(name: str, layers: int) -> tuple[str, ...]:
-    """Return the neighbours of a method: with log-n, in some layers only, with other factors."""
-    if name == ORIGINAL:
-        return tuple(f"{ORIGINAL}:logn={strength}" for strength in ("0.5", "1"))
-    kind, *words = name.split(":")
-    last = len(parameter_names(kind)) - 1
-    near = []
-    for step in (1.5, 1 / 1.5):
-        factor = float(words[last]) * step
-        if factor > 1 or kind.startswith("dynamic"):
-            near.append(":".join([kind, *words[:last], _short(factor), *words[last + 1 :]]))
-    return (
-        *(f"{name}:logn={strength}" for strength in ("0.5", "1")),
-        *(f"{name}:layers={'+'.join(map(str, some))}" for some in _some_layers(layers)),
-        *near,
-    )
-
-
-def _some_layers(layers: int) -> list[list[int]]:
-    """Return the layers of each group, and the layers of all groups but one."""
-    count = min(LAYER_GROUPS, layers)
-    edges = [layers * group // count for group in range(count + 1)]
-    groups = [list(range(*pair)) for pair in itertools.pairwise(edges)]
-    every = set(range(layers))
-    without = [sorted(every.difference(group)) for group in groups]
-    return [] if count < 2 else [*groups, *(without if count > 2 else [])]
-
-
-def _short(number: float) -> str:
-    return f"{float(f'{number:.3g}'):g}"
-
-
-def _scores(stage: str, methods: Sequence[str], summary: dict[str, Any]) -> DataFrame:
+def _scores(stage: str, methods: Sequence[str], summary: Summary) -> DataFrame:
     """Return rows of the trace."""
     import pandas as pd
 
@@ -292,8 +272,8 @@ def _best_ntk(finalists: DataFrame, wanted: Search) -> str:
 
 
 def _compare_held_out(
-    read: Callable[[plan.Plan], Any], wanted: Search, chosen: str, ntk: str
-) -> dict[str, Any]:
+    read: Callable[[plan.Plan], Summary], wanted: Search, chosen: str, ntk: str
+) -> tuple[DataFrame, DataFrame]:
     """Compare the chosen method with the original and NTK on held-out texts."""
     import pandas as pd
 
@@ -301,7 +281,9 @@ def _compare_held_out(
     summary = read(wanted.plan(methods, held_out=True))
     clusters = dict(zip(methods, _clusters(summary).astype(int), strict=True))
     nats = dict(zip(methods, _nats(summary), strict=True))
-    fresh = {name: accuracy_entry(*counts.T.tolist()) for name, counts in clusters.items()}
+    fresh = [
+        {"method": name, **accuracy_entry(*counts.T.tolist())} for name, counts in clusters.items()
+    ]
     paired = []
     for method in methods:
         if method == chosen:
@@ -311,36 +293,32 @@ def _compare_held_out(
         change = nats[chosen] - nats[method]
         paired.append((chosen, method, gain, width, change.mean(), half_width(change)))
     columns = ["method", "against", "gain", "gain_half_width", "nats", "nats_half_width"]
-    return {"fresh": fresh, "paired": pd.DataFrame(paired, columns=columns)}
+    return pd.DataFrame(fresh), pd.DataFrame(paired, columns=columns)
 
 
-def is_better(found: dict[str, Any]) -> bool:
+def is_better(fresh: DataFrame, paired: DataFrame) -> bool:
     """Return whether the chosen method does better than the original on held-out texts.
 
     That is, it answers more questions, or no fewer while it predicts prose with fewer nats. Only
-    differences beyond their 95 % interval count.
-
-    Args:
-        found: what `search` returns.
+    differences beyond their 95 % interval count. `Tuning` has both frames.
     """
-    for pair in found["paired"].to_dict("records"):
+    for pair in paired.to_dict("records"):
         if pair["against"] == ORIGINAL:
-            low, high = _ends_of_gain(found, pair)
+            low, high = _ends_of_gain(fresh, pair)
             return low > 0 or (high >= 0 and pair["nats"] + pair["nats_half_width"] < 0)
     return False
 
 
-def contradicting_methods(found: dict[str, Any]) -> list[str]:
+def contradicting_methods(fresh: DataFrame, paired: DataFrame) -> list[str]:
     """Return the methods that answer more of the held-out questions than the chosen one.
 
-    Args:
-        found: what `search` returns. Only differences beyond their 95 % interval count.
+    Only differences beyond their 95 % interval count. `Tuning` has both frames.
     """
-    pairs = found["paired"].to_dict("records")
-    return [pair["against"] for pair in pairs if _ends_of_gain(found, pair)[1] < 0]
+    pairs = paired.to_dict("records")
+    return [pair["against"] for pair in pairs if _ends_of_gain(fresh, pair)[1] < 0]
 
 
-def _ends_of_gain(found: dict[str, Any], pair: dict[str, Any]) -> tuple[float, float]:
+def _ends_of_gain(fresh: DataFrame, pair: dict[str, Any]) -> tuple[float, float]:
     """Return the ends of the 95 % interval of a gain.
 
     Where all records agree there is no paired interval; the intervals of both accuracies serve.
@@ -348,18 +326,19 @@ def _ends_of_gain(found: dict[str, Any], pair: dict[str, Any]) -> tuple[float, f
     gain, width = pair["gain"], pair["gain_half_width"]
     if not math.isnan(width):
         return gain - width, gain + width
-    chosen, other = found["fresh"][pair["method"]], found["fresh"][pair["against"]]
+    ends = fresh.set_index("method")
+    chosen, other = ends.loc[pair["method"]], ends.loc[pair["against"]]
     return chosen["low"] - other["high"], chosen["high"] - other["low"]
 
 
-def _clusters(summary: dict[str, Any]) -> Floats:
+def _clusters(summary: Summary) -> Floats:
     """Return the right answers and the questions of each record, (methods, records, 2)."""
-    return np.array([summary["records"][method] for method in summary["methods"]], np.float64)
+    return np.array([summary.records[method] for method in summary.methods], np.float64)
 
 
-def _nats(summary: dict[str, Any]) -> Floats:
+def _nats(summary: Summary) -> Floats:
     """Return the nats per token of each window, (methods, windows)."""
-    return np.array([summary["windows"][method] for method in summary["methods"]], np.float64)
+    return np.array([summary.windows[method] for method in summary.methods], np.float64)
 
 
 def choose(clusters: Floats, nats: Floats, records: NDArray[np.integer[Any]]) -> int:

@@ -10,7 +10,9 @@ It differs from the harness's HFLM in four ways:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from inspect import signature
@@ -24,16 +26,18 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from ntk_alibi import _checks, _names
+from ntk_alibi.evaluation.harness import stored_answers
 from ntk_alibi.evaluation.harness.passes import Pass, group_prefixes, scored_span, token_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.integrations.settings import ATTENTIONS
-from ntk_alibi.methods import ORIGINAL, Method, named_method, parse_method, train_length_or_default
+from ntk_alibi.methods import ORIGINAL, Method, as_method, train_length_or_default
 from ntk_alibi.models.checked_loader import WholeCausalLM
 from ntk_alibi.models.loading import NANO_BLOOM, check_usable, checkpoint_name, reading
 from ntk_alibi.scaling import scaling_to_config
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
+    from lm_eval.api.model import CacheHook
 
 
 TRUNCATIONS = ("middle", "left")
@@ -50,22 +54,38 @@ TEXTS_REMEMBERED = 512
 PACKAGES = ("ntk-alibi", "lm_eval", "transformers", "torch", "accelerate")
 
 
+def _check_options(pretrained: Any, options: Collection[str]) -> None:
+    """Refuse arguments that neither this model nor, where it loads one, transformers takes."""
+    ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
+    for name in options:
+        if name in theirs:
+            continue
+        meant = _names.did_you_mean(name, ours.keys() - {"options"})
+        if name in ("scaling", "factor"):  # as `patch` has them, and checkpoints
+            meant = ": method names both, such as method=ntk:4"
+        if meant or isinstance(pretrained, torch.nn.Module):
+            raise ValueError(f"model_args must be arguments of the model, got {name!r}{meant}")
+
+
+def _check_sizes(max_length: int | None, batch_size: Any) -> None:
+    """Check the limit of tokens, and a batch size such as 4, "4", "auto" and "auto:2"."""
+    if max_length is not None:
+        _checks.integer("max_length", max_length, minimum=2)
+    if not str(batch_size).startswith("auto"):
+        number = int(batch_size) if str(batch_size).lstrip("-").isdecimal() else batch_size
+        _checks.integer("batch_size", number, minimum=1)
+    elif max_length is None:
+        _checks.missing("max_length", "with batch_size=auto, which tests batches of it")
+
+
 @register_model("ntk_alibi")
 class StretchedLM(HFLM):  # type: ignore[misc]
     """A stretched ALiBi model for lm-evaluation-harness.
 
     Args:
         pretrained: a folder, a name on the hub, or a model; by default the embedded nano BLOOM.
-        scaling: "original", "interpolation", "ntk", "flat", "max-bias", "knee",
-            "dynamic-interpolation", "dynamic-ntk", "dynamic-flat" or "dynamic-knee", or a full
-            method name such as "ntk:4".
-        factor: the factor, or the rate of a dynamic method.
-        start: the distance at which a knee begins.
-        layers: the layers that are scaled, such as "0+2"; by default all.
-        logn: strength of log-n scaling of the scores.
-        ssmax: the same, with the bias multiplied, too.
-        per: "sequence" or "query", for dynamic methods.
-        share: the fraction of the heads that flat methods flatten.
+        method: the name of a method, such as "ntk:4", or what else `as_method` takes. It replaces a
+            checkpoint's own scaling.
         train_length: training length in tokens; by default the one in the model's config.
         attention: attention implementation, as for `ntk_alibi.patch`.
         max_length: greatest number of tokens of an input; by default there is no limit.
@@ -83,14 +103,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self,
         pretrained: Any = None,
         *,
-        scaling: str = ORIGINAL,
-        factor: float | None = None,
-        per: str | None = None,
-        share: float | None = None,
-        start: int | None = None,
-        layers: str | int | None = None,
-        logn: float | None = None,
-        ssmax: float | None = None,
+        method: Any = ORIGINAL,
         train_length: int | None = None,
         attention: str = "fused",
         max_length: int | None = None,
@@ -99,24 +112,15 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         quiet: bool = False,
         **options: Any,
     ) -> None:
-        ours, theirs = (signature(kind).parameters for kind in (StretchedLM, HFLM))
-        for name in options.keys() - theirs.keys():  # transformers takes or refuses others
-            if meant := _names.did_you_mean(name, ours.keys() - {"options"}):
-                raise ValueError(f"model_args must be arguments of the model, got {name!r}{meant}")
-        _checks.choice("truncation", truncation, TRUNCATIONS)
-        _checks.choice("attention", attention, ATTENTIONS)
+        if train_length is not None:
+            _checks.integer("train_length", train_length, minimum=1)
+        as_method(method, train_length or 2)  # until the checkpoint tells the length
+        self.attention = _checks.choice("attention", attention, ATTENTIONS)
+        self.truncation_rule = _checks.choice("truncation", truncation, TRUNCATIONS)
         self.share_prefixes = _checks.boolean("share_prefixes", share_prefixes)
-        extra = {"layers": layers, "logn": logn, "ssmax": ssmax}
-        length = 2 if train_length is None else train_length  # until the checkpoint tells it
-        name = named_method(scaling, factor, per, length, share, start, **extra).name
-        if max_length is not None:
-            _checks.integer("max_length", max_length, minimum=2)
-        size = options.get("batch_size", 1)  # such as 4, "4", "auto" and "auto:2"
-        if not str(size).startswith("auto"):
-            number = int(size) if str(size).lstrip("-").isdecimal() else size
-            _checks.integer("batch_size", number, minimum=1)
-        elif max_length is None:
-            _checks.missing("max_length", "with batch_size=auto, which tests batches of it")
+        self.quiet = quiet
+        _check_options(pretrained, options)
+        _check_sizes(max_length, options.get("batch_size", 1))
         accelerator = torch.accelerator.current_accelerator()
         device = "cpu" if accelerator is None else accelerator.type  # the harness assumes CUDA
         options = {"dtype": "float32", "device": device, "max_length": max_length, **options}
@@ -132,13 +136,9 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self._split_among_processes()
         # All methods read the same texts.
         self._token_spans = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_token_spans)
-        self.truncation_rule, self.quiet = truncation, quiet
-        if train_length is None:
-            train_length = train_length_or_default(self.config)
-        self.train_length = _checks.integer("train_length", train_length, minimum=1)
-        self.attention = attention
+        self.train_length = train_length or train_length_or_default(self.config)
         self._patch: PatchHandle | None = None
-        self.stretch(parse_method(name, self.train_length))
+        self.stretch(as_method(method, self.train_length))
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:
@@ -180,6 +180,19 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         if self._patch is not None:
             self._patch.undo()
         self._patch = None
+
+    @property
+    def digest(self) -> str:
+        """A digest of the weights and all settings, which tells stored answers of models apart."""
+        weights = float(sum(p.detach().double().sum() for p in self.model.parameters())).hex()
+        info = json.dumps([weights, self.get_model_info()], default=str, sort_keys=True)
+        return hashlib.sha256(info.encode()).hexdigest()[:16]
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Take the harness's store of answers; refuse one of another model, method or setting."""
+        if cache_hook.dbdict is not None:
+            stored_answers.claim(cache_hook.dbdict, self.digest, self.method.name)
+        super().set_cache_hook(cache_hook)
 
     @property
     def limit(self) -> int | None:

@@ -10,24 +10,19 @@ import argparse
 import contextlib
 import fnmatch
 import glob
-import hashlib
 import json
 import logging
-import os
-import pickle
-import random
-import sqlite3
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ntk_alibi import _files, _installed, _names
-from ntk_alibi.methods import Method, to_model_arguments
+from ntk_alibi.evaluation.harness import stored_answers
+from ntk_alibi.methods import Method
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
 
 if TYPE_CHECKING:
@@ -35,10 +30,6 @@ if TYPE_CHECKING:
 
 #: Keys of metadata that name the tokenizer with which records are made.
 MODEL_KEYS = ("tokenizer", "pretrained")
-
-_PROSE_KEYS = ("lengths", "windows", "bins", "text", "context", "stride", "split")
-_GENERATED_KEYS = ("lengths", "records", "seed", "split")
-_RECORD_KEYS = (*_GENERATED_KEYS, "questions")
 
 #: Tags, each for several of our tasks.
 TAGS = ("ntk_alibi_retrieval", "ntk_alibi_generated", "longeval")
@@ -54,21 +45,22 @@ def task_names() -> list[str]:
     return sorted(path.stem for path in tasks_folder().glob("*.yaml"))
 
 
-def metadata_keys(task: str) -> tuple[str, ...] | None:
-    """Return the keys of metadata that a task of ours reads; None for other tasks."""
+def metadata_keys(task: str) -> list[str] | None:
+    """Return the keys of metadata that a task of ours reads; None for other tasks.
+
+    They are the parameters of the function that makes its data, but for those that the task sets.
+    """
     if task not in (*task_names(), *TAGS):
         return None
-    if task.startswith("ntk_alibi_prose"):
-        return tuple(k for k in _PROSE_KEYS if k != "stride" or not task.endswith("_sliding"))
+    from ntk_alibi.evaluation.harness import datasets, local_files
+
+    made_by: Any = local_files.cases
     if task.startswith("ntk_alibi_"):
-        return _GENERATED_KEYS if task.endswith("_generated") else _RECORD_KEYS
-    return ("data",)
-
-
-def task_metadata(task: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that a task reads: for a task that is not ours, all of it."""
-    keys = metadata_keys(task)
-    return {k: v for k, v in metadata.items() if keys is None or k in (*keys, *MODEL_KEYS)}
+        made_by = datasets.prose if task.startswith("ntk_alibi_prose") else datasets.retrieval
+    fixed = {"kind", "size", "stride" if task.endswith("_sliding") else ""}
+    fixed |= {"questions"} if task.endswith("_generated") else set()
+    parameters = signature(made_by).parameters.values()
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in fixed]
 
 
 def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
@@ -89,18 +81,10 @@ def check_metadata(tasks: Collection[str], metadata: Mapping[str, Any]) -> None:
                 )
 
 
-def cache_file(lm: StretchedLM, folder: Path) -> Path:
-    """Return the path of the harness's cache of answers for a model with its settings."""
-    weights = float(sum(p.detach().double().sum() for p in lm.model.parameters())).hex()
-    info = json.dumps([weights, lm.get_model_info()], default=str, sort_keys=True)
-    digest = hashlib.sha256(info.encode()).hexdigest()[:16]
-    return folder / f"{lm.method.name.replace(':', '-')}-{digest}"
-
-
 def command_line(
-    model: str, method: str, train_length: int, task: str, metadata: dict[str, Any], **others: Any
+    model: str, method: str, train_length: int, task: str, metadata: dict[str, Any]
 ) -> str:
-    """Return the command that runs a task with our model.
+    """Return the command that runs a task with a method.
 
     Args:
         model: name of the model.
@@ -108,12 +92,10 @@ def command_line(
         train_length: training length of the model.
         task: name of the task.
         metadata: metadata of the task.
-        **others: other arguments of `StretchedLM`.
     """
-    settings = f"pretrained={model},{to_model_arguments(method)},train_length={train_length}"
-    settings += "".join(f",{name}={value}" for name, value in others.items())
+    settings = f"pretrained={model},method={method},train_length={train_length}"
     words = ["--model", "ntk_alibi", "--model_args", settings, "--tasks", task]
-    words += ["--metadata", json.dumps(metadata)] if metadata else []
+    words += ["--metadata", json.dumps(metadata)]
     return _files.command_line(["ntk-alibi", "lm-eval", *words])
 
 
@@ -155,13 +137,13 @@ def prepare(options: argparse.Namespace) -> None:
         with _files.naming("--use_cache", "a path in a folder that can be written"):
             folder = _files.writable_folder(path.parent)
         for answers in folder.glob(f"{glob.escape(path.name)}_rank*.db"):
-            check_answers(answers)
+            stored_answers.count_answers(answers)
     if tasks and options.include_path is None:
         options.include_path = str(tasks_folder())
     settings = {**(options.model_args or {}), **metadata}
     embedded = options.model == "ntk_alibi" and settings.get("pretrained") in (None, NANO_BLOOM)
     if embedded and options.config is None and "tokenizer" not in settings:
-        options.metadata = with_tokenizer(settings.get("pretrained"), metadata)
+        options.metadata = {"tokenizer": checkpoint_name(settings.get("pretrained")), **metadata}
 
 
 @contextlib.contextmanager
@@ -177,61 +159,21 @@ def _harness_errors() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def with_tokenizer(model: str | None, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata of tasks with a model's tokenizer, unless they name one."""
-    return {"tokenizer": checkpoint_name(model), **metadata}
-
-
-def load_tasks(names: Sequence[str], metadata: dict[str, Any], *, with_theirs: bool = False) -> Any:
-    """Load tasks as the harness's evaluate() takes them.
+def load_tasks(names: Sequence[str], metadata: dict[str, Any]) -> dict[str, Any]:
+    """Load tasks of ours by name.
 
     Args:
         names: names of the tasks.
         metadata: arguments of the functions that make the data of the tasks.
-        with_theirs: whether to search the tasks of the harness, too, which takes seconds.
     """
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(
-        include_path=str(tasks_folder()), include_defaults=with_theirs, metadata=metadata
+        include_path=str(tasks_folder()), include_defaults=False, metadata=metadata
     )
-    # The harness also takes paths of YAML files.
-    if unknown := [n for n in names if n not in manager.task_index and not os.path.isfile(n)]:
-        raise ValueError(
-            "tasks must be names that `ntk-alibi lm-eval ls tasks` lists, separated by spaces, got "
-            f"{', '.join(map(repr, unknown))}"
-        )
-    loaded: dict[str, dict[str, Any]] = {}
-    for name in names:
-        with _harness_errors(), _seeds():
-            for kind, things in manager.load([name]).items():
-                loaded.setdefault(kind, {}).update(things)
+    with quiet(), _harness_errors():
+        loaded: dict[str, Any] = manager.load(list(names))["tasks"]
     return loaded
-
-
-@contextlib.contextmanager
-def _seeds() -> Iterator[None]:
-    """Seed the generators of Python and NumPy as the harness's command line does.
-
-    RULER draws its prompts from them; a task that is loaded alone gets the prompts of a command for
-    this task.
-    """
-    before = random.getstate(), np.random.get_state()
-    random.seed(0)
-    np.random.seed(1234)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
-def check_methods(model: Any, methods: Iterable[Method]) -> None:
-    """Check before any work that methods can patch a model, which may have no parameters yet."""
-    from ntk_alibi.integrations import patch
-
-    for method in methods:
-        patch(model, method.scaling, log_n=method.log_n).undo()
 
 
 def answers(
@@ -247,7 +189,8 @@ def answers(
         for method in methods:
             lm.stretch(method)
             settings[method.name] = lm.get_model_info()
-            samples[method.name] = answer(lm, tasks, cache_file(lm, folder))["samples"]
+            cache = folder / f"{method.name.replace(':', '-')}-{lm.digest}"
+            samples[method.name] = answer(lm, tasks, cache)["samples"]
     finally:
         lm.release()
     return samples, settings
@@ -261,8 +204,8 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
     Args:
         lm: the model, patched by its method.
         tasks: what `load_tasks` returns.
-        cache: path where the harness stores each answer and looks for stored ones. The harness does
-            not check the model, so each model and method needs another path; see `cache_file`.
+        cache: path where the harness stores each answer and looks for stored ones; each model and
+            method needs another.
 
     Returns:
         {"results": metrics of each task, "samples": samples of each task}.
@@ -274,61 +217,18 @@ def answer(lm: StretchedLM, tasks: Any, cache: Path | None = None) -> dict[str, 
     from lm_eval.evaluator import evaluate
 
     if lm.world_size > 1:
-        for name, task in tasks["tasks"].items():
+        for name, task in tasks.items():
             if (documents := len(task.eval_docs)) < lm.world_size:
                 raise ValueError(
                     f"{name} must have a document for each of the {lm.world_size} processes, got "
                     f"{documents}"
                 )
-    with quiet(), _harness_errors(), _cached(lm, cache) as model:
-        output = evaluate(model, tasks, bootstrap_iters=0)  # None in all processes but the first
+    with quiet(), _harness_errors(), stored_answers.kept(lm, cache) as model:
+        # None in all processes but the first.
+        output = evaluate(model, {"tasks": tasks}, bootstrap_iters=0)
     selected = [output and {key: output[key] for key in ("results", "samples")}]
     results: dict[str, Any] = broadcast_object_list(selected)[0]
     return results
-
-
-@contextlib.contextmanager
-def _cached(lm: StretchedLM, cache: Path | None) -> Iterator[Any]:
-    """Yield the model behind the harness's cache, which stores each answer immediately.
-
-    An error of a full disk or a damaged file names the file.
-    """
-    from lm_eval.api.model import CacheHook, CachingLM
-
-    if cache is None:
-        yield lm
-        return
-    _files.writable_folder(cache.parent)
-    path = Path(f"{cache}_rank{lm.rank}.db")
-    check_answers(path)
-    try:
-        cached = CachingLM(lm, str(path))
-        with contextlib.closing(cached.dbdict):
-            yield cached
-    except (sqlite3.Error, pickle.UnpicklingError) as error:
-        raise OSError(f"{path}: {error}") from error
-    finally:
-        lm.set_cache_hook(CacheHook(None))
-
-
-def check_answers(path: Path) -> int:
-    """Return the number of answers in a file of the harness's cache; 0 if there is no file.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    if not path.exists():
-        return 0
-    with (
-        _files.readable("a file of answers; remove it to compute them again", path),
-        contextlib.closing(sqlite3.connect(path)) as connection,
-    ):
-        (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if state != "ok":
-            raise ValueError(state)
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        counts = [connection.execute(f'SELECT count(*) FROM "{name}"') for (name,) in tables]
-        return sum(count for found in counts for (count,) in found)
 
 
 def is_first_process() -> bool:

@@ -1,6 +1,7 @@
-"""Tables of studies, comparisons and searches, and data frames as texts.
+"""Tables of studies and searches, and data frames as texts.
 
-A table is a frame of texts with a title in `attrs`; its first column names the rows.
+A table is a frame of texts with a title in `attrs`; its first column names the rows. A summary is a
+`Summary`, and a tuning a `Tuning`, which import this module.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
-def study_tables(summary: dict[str, Any]) -> list[DataFrame]:
+def study_tables(summary: Any) -> list[DataFrame]:
     """Return the tables of a study: retrieval by length and by distance, nats by position."""
-    unit = f"{summary['train_length']} tokens"
-    methods = list(summary["methods"])
+    unit = f"{summary.train_length} tokens"
+    methods = list(summary.methods)
     tables = []
-    for task, cells in summary["retrieval"].groupby("task", sort=False):
+    for task, cells in summary.retrieval.groupby("task", sort=False):
         fewest, most = cells["cases"].min(), cells["cases"].max()
         cases = f"{most} cases" if fewest == most else f"{fewest} to {most} cases"
         title = f"{task}: accuracy in %, 95 % interval (1x = {unit}; {cases})"
@@ -37,13 +38,13 @@ def study_tables(summary: dict[str, Any]) -> list[DataFrame]:
             gains = 100 * others[["gain", "gain_half_width"]].to_numpy(float)
             points = [with_half_width(gain, width, 0) for gain, width in gains]
             tables.append(_table(methods, others, title, _multiples(cells)[others.index], points))
-        ranges = summary["by_distance"].dropna(subset="accuracy")
+        ranges = summary.by_distance.dropna(subset="accuracy")
         ranges = ranges[ranges["task"] == task]
         if len(ranges):
             title = f"{task}: accuracy in % by distance of the answer / {unit}"
             percents = [f"{100 * share:.0f}" for share in ranges["accuracy"]]
             tables.append(_table(methods, ranges, title, _ranges(ranges), percents))
-    prose = summary["perplexity"]
+    prose = summary.perplexity
     if len(prose):
         widest = prose["half_width"].max(skipna=False)
         title = f"prose: nats by position / {unit}; rest minus {methods[0]}"
@@ -56,36 +57,15 @@ def study_tables(summary: dict[str, Any]) -> list[DataFrame]:
     return tables
 
 
-def study_rows(summary: dict[str, Any]) -> list[DataFrame]:
+def study_rows(summary: Any) -> list[DataFrame]:
     """Return the data frames of a study's summary, each with its name there as the title."""
-    names = [name for name in ("retrieval", "by_distance", "perplexity") if len(summary[name])]
-    return [with_title(summary[name], name) for name in names]
+    frames = {name: getattr(summary, name) for name in ("retrieval", "by_distance", "perplexity")}
+    return [with_title(frame, name) for name, frame in frames.items() if len(frame)]
 
 
-def comparison_tables(comparison: dict[str, Any]) -> list[DataFrame]:
-    """Return a table for each task of a comparison, with published figures if there are any."""
-    tables = []
-    for task, rows in comparison["rows"].groupby("task", sort=False):
-        metric = rows["metric"].iloc[0]
-        unit, digits, name = (1, 3, metric) if metric == "nats" else (100, 1, f"{metric}, %")
-        table = rows[["method", "cases"]].astype(str)
-        figures = unit * rows[["value", "low", "high"]].to_numpy(float)
-        table[name] = [with_ends(x, low, high, digits) for x, low, high in figures]
-        if rows["published"].notna().any():
-            percents = rows["published"].astype(float)
-            table["published, %"] = ["" if x != x else f"{x:g}" for x in percents]
-        tables.append(with_title(table, f"{task}, {comparison['model']}: 95 % intervals"))
-    return tables
-
-
-def comparison_rows(comparison: dict[str, Any]) -> list[DataFrame]:
-    """Return the frame of a comparison."""
-    return [with_title(comparison["rows"].drop(columns="command"), comparison["model"])]
-
-
-def tuning_table(tuning: dict[str, Any]) -> DataFrame:
+def tuning_table(tuning: Any) -> DataFrame:
     """Return the table of the candidates of a search."""
-    found = tuning["candidates"]
+    found = tuning.candidates
     accuracy = 100 * found[["accuracy", "low", "high"]].to_numpy(float)
     nats = found[["difference", "half_width"]].to_numpy(float)
     table = found[["method"]].assign(
@@ -95,7 +75,7 @@ def tuning_table(tuning: dict[str, Any]) -> DataFrame:
             "chosen in %": [f"{100 * share:.0f}" for share in found["best_share"]],
         }
     )
-    title = f"{tuning['model']} at {tuning['length']} tokens: records of the search, 95 % intervals"
+    title = f"{tuning.model} at {tuning.length} tokens: records of the search, 95 % intervals"
     return with_title(table, title)
 
 

@@ -121,7 +121,7 @@ thread_local bool inside_region = false;
 
 bool in_region() { return inside_region; }
 
-// A parallel region without a pragma: whoever takes part takes shares until none is left.
+// A parallel region without a pragma: each thread in it takes shares until none is left.
 struct Region {
   const std::int64_t shares, count;
   const detail::RangeFunction function;

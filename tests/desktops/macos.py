@@ -1,7 +1,7 @@
 """Build the library, the C++ tests and the Python module for macOS; nothing of it is run.
 
-`make macos-build` runs this. The headers of CPython are those of this machine's: on 64-bit systems
-they differ in pyconfig.h alone, in nothing that the module asks.
+`make macos-build` runs this. It takes this machine's headers of CPython: on 64-bit systems they
+differ in pyconfig.h alone, in nothing that the module asks.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from repository import ROOT
 FOLDER = BUILD / "windows"
 CACHE = FOLDER / "downloads"
 
-#: CPython's versions, with what is installed beside each wheel. Wine 8 lacks functions of C's
-#: library for complex numbers, which NumPy needs from 2.2 on, and SciPy from 1.12 on; older SciPy
-#: and pyarrow go with NumPy 1.
+#: CPython's versions, with what is installed beside each wheel. Wine 8 lacks functions of the C
+#: library for complex arithmetic, which NumPy needs from 2.2 on, and SciPy from 1.12 on; older
+#: SciPy and pyarrow go with NumPy 1.
 VERSIONS = {
     "3.11": ("[test,eval]", "numpy<2", "scipy<1.12", "pyarrow<21", "torch==2.13.0"),
     "3.13": ("", "numpy<2.2", "pytest"),

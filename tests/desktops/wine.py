@@ -1,4 +1,4 @@
-"""A plugin of pytest: the exponentials of complex numbers that Wine 8 has not.
+"""A plugin of pytest: the complex exponentials that Wine 8 lacks.
 
 NumPy's and torch's ask the C library, whose `cexp` ends the process there.
 """

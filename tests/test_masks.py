@@ -69,8 +69,9 @@ def test_masks_of_columns_are_those_of_their_positions(drawn: Any) -> None:
 def test_every_distance_that_is_seen_is_within_the_bounds(drawn: Any) -> None:
     rule, queries, keys, _ = drawn
     mask = Mask.checked(**rule)
-    least, most = mask.distance_bounds()
-    distance = (queries[:, None] - keys)[na.reference.visible(queries, keys, **rule)]
+    distances = queries[:, None] - keys
+    least, most = mask.bounded(int(distances.min()), int(distances.max()))
+    distance = distances[na.reference.visible(queries, keys, **rule)]
     assert ((least <= distance) & (distance <= most)).all()
     assert Mask.from_integers(*mask.to_integers()) == mask
 

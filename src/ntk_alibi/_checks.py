@@ -46,7 +46,7 @@ def integer(name: str, value: Any, *, minimum: int, maximum: int = MAX_LENGTH) -
 def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool = True) -> float:
     """Return an argument as a finite float >= minimum (> minimum unless inclusive)."""
     wrong_kind = isinstance(value, bool | np.bool_ | str | np.ma.MaskedArray)
-    if wrong_kind or getattr(value, "requires_grad", False):
+    if wrong_kind or (_arrays.is_tensor(value) and value.requires_grad):
         raise TypeError(f"{name} must be a number, got {briefly(value)}")
     try:
         number = float(value)
@@ -54,7 +54,8 @@ def finite(name: str, value: Any, *, minimum: float = -math.inf, inclusive: bool
         number = math.inf
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
         raise TypeError(f"{name} must be a number, got {briefly(value)}") from None
-    if not math.isfinite(number) or number < minimum or (number == minimum and not inclusive):
+    enough = minimum <= number if inclusive else minimum < number
+    if not (enough and -math.inf < number < math.inf):  # torch.compile's symbols compare
         limit = "" if minimum == -math.inf else f" {'>=' if inclusive else '>'} {minimum:g}"
         raise ValueError(f"{name} must be a finite number{limit}, got {briefly(value)}")
     return number
@@ -232,8 +233,13 @@ def check_shapes(
     if heads != 0 and (key_shape[1] == 0 or heads % key_shape[1]):
         raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
-    integer("query length", query_shape[2], minimum=0)
-    integer("key length", key_shape[2], minimum=0)
+
+
+def check_lengths(queries: int, keys: int) -> None:
+    """Check that the core takes so many queries and keys."""
+    for name, length in (("query", queries), ("key", keys)):
+        if length > MAX_LENGTH:
+            raise ValueError(f"{name} must have at most {MAX_LENGTH} tokens, got {length}")
 
 
 def _check_four_axes(name: str, shape: tuple[int, ...]) -> None:

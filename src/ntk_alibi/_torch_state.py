@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -120,6 +121,17 @@ def find_tracer() -> str | None:
 def is_tracing() -> bool:
     """Return whether torch is tracing."""
     return find_tracer() is not None
+
+
+def extremes() -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """Return the functions of the greater and of the less of two lengths.
+
+    While torch traces, lengths may be symbols, which `max` would compare at once.
+    """
+    if is_tracing():
+        torch = sys.modules["torch"]
+        return torch.sym_max, torch.sym_min
+    return max, min
 
 
 def is_transformed(*, maps: bool = False) -> bool:

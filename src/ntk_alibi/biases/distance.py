@@ -74,7 +74,8 @@ class DistanceBias(BiasObject):
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the table over the distances of a problem."""
         first, last = self._span(problem)
-        if last - first >= MAX_SPAN:
+        # Traced lengths may be symbols; the distances of columns need no limit.
+        if not is_tracing() and last - first >= MAX_SPAN:
             raise ValueError(
                 f"positions must be less than {MAX_SPAN} apart for a bias that is a table, got "
                 f"distances {first} to {last}"
@@ -88,6 +89,8 @@ class DistanceBias(BiasObject):
         return KernelBias(table=self.over(first, last, like), table_begin=first)
 
     def _span(self, problem: Problem) -> tuple[int, int]:
+        if is_tracing() and self.covered_distances is not None:
+            return self.covered_distances
         if not problem.traced:
             return problem.distances()
         if self.covered_distances is None:

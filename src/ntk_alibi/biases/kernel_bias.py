@@ -14,7 +14,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._backends import NUMPY, backend_of, readable
-from ntk_alibi._torch_state import has_values
+from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.biases.parameters import check_no_nan, parameter, to_tensor
 from ntk_alibi.masks import Cut, Problem
 
@@ -137,7 +137,7 @@ class KernelBias(NamedTuple):
             self._check_slopes(problem.shape)
         if self.table is not None:
             _check_heads("table", self.table.shape[0], problem.shape)
-            if not problem.traced:
+            if not (is_tracing() or problem.traced):  # the operator checks what is traced
                 check_covered(self.table_begin, int(self.table.shape[1]), problem.distances())
         if self.sums is not None:
             self._check_sums(problem)

@@ -320,8 +320,10 @@ def _check_basics(
         )
     _checks.floating_dtype(dtype, allowed, "query")
     _checks.check_shapes(query_shape, key_shape, value_shape)
+    if not torch:  # else in the operator, since lengths may be symbols here
+        _checks.check_lengths(query_shape[2], key_shape[2])
     checked_mask = Mask.checked(*mask)
-    scale = _checks.scale(scale, query_shape[3])
+    scale = _checks.scale(scale, _checks.head_dim(query_shape[3]))
     if skip_tolerance is not None:
         share = _checks.finite("skip_tolerance", skip_tolerance, minimum=0.0)
         if share >= 1.0:

@@ -96,9 +96,12 @@ def _join(parts: list[Any], axis: int) -> Results:
 
 def split_heads(call: AttentionCall) -> Iterator[AttentionCall]:
     """Yield calls of the heads to rotate together: all heads if torch records operations."""
+    if call.way is not Way.CORE:
+        yield call
+        return
     batch, key_heads, keys, head_dim = call.key.shape
     count = max(ROTATED_AT_ONCE // max(batch * keys * head_dim, 1), 1)
-    if call.way is not Way.CORE or count >= key_heads:
+    if count >= key_heads:
         yield call
         return
     for begin in range(0, key_heads, count):
@@ -126,9 +129,9 @@ def rotated_parts(call: AttentionCall) -> list[Part]:
         rotary=None,
     )
     batch, _, queries, keys = problem.shape
-    whole = Cut(slice(0, batch), queries=slice(0, queries), keys=slice(0, keys))
     if not rotary.decays or 0 in (batch, queries):
-        return [Part(whole, rotated)]
+        return [Part(Cut(), rotated)]
+    whole = Cut(slice(0, batch), queries=slice(0, queries), keys=slice(0, keys))
     parts = [(segment, rotated.cut(segment)) for segment in segments] or [(whole, rotated)]
     return [run for segment, part in parts for run in _query_runs(part, segment, rotary)]
 

@@ -104,7 +104,7 @@ class Attend:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
         compiling = torch.compiler.is_dynamo_compiling()
-        if compiling and graph_operator.fits(self, mask, cache, dropout, weights):
+        if compiling and graph_operator.fits(self, query, mask, cache, dropout, weights):
             operator, key_of_layer = graph_operator.layer_attention, self.in_graphs
             padding = mask.padding if isinstance(mask, Tokens) else mask
             return operator(query, key, value, padding, key_of_layer, scale), None
@@ -143,6 +143,22 @@ class Attend:
         output, formed = attend(self, forward_pass, query, key, value, cache, scale, dropout)
         return output.to(dtype) if own else output, formed
 
+    def gradients(
+        self,
+        gradient: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        scale: float | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the gradients of query, key and value in a pass without a cache."""
+        sizes = query.shape[0], query.shape[2], key.shape[2]
+        tokens = self.tokens_of(padding, sizes, query.device)
+        forward_pass = self.pass_of(tokens, sizes, query.device, None, False)
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        return fused.gradients(self, forward_pass, query, key, value, scale, gradient)
+
     def with_cached(
         self, forward_pass: Pass, key: Any, value: Any, cache: Any, append: Any = None
     ) -> tuple[Any, Any, int]:
@@ -171,6 +187,13 @@ class Attend:
     def check_heads(self) -> None:
         """Check that the layer computes all heads."""
         check_heads(self.layer, self.model, self.rule.heads)
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether the bias may have parameters: the model's own table, or a bias of the patch."""
+        model: Any = self.model
+        settings = getattr(model, PATCHED).stack[-1]
+        return self.table is not None or (settings is not None and settings.bias is not None)
 
     def is_eager(self, weights: Any) -> bool:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""

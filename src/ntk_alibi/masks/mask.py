@@ -12,6 +12,7 @@ import numpy as np
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
+from ntk_alibi._torch_state import extremes
 
 #: The core's value for "no window". The largest window, MAX_LENGTH, still hides keys at the largest
 #: distance.
@@ -116,15 +117,18 @@ class Mask(NamedTuple):
         below_first, below_end, below_sinks = _counts_below(keys, (first, end, sinks))
         return below_end - below_first + below_sinks
 
-    def distance_bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest visible distance; infinite without a limit."""
-        least = 1.0 - self.window if self.window is not None else -np.inf
-        most = np.inf
+    def bounded(self, least: Any, most: Any) -> tuple[Any, Any]:
+        """Return the first and the last of the distances least .. most that a query may see."""
+        greater, less = extremes()
+        if self.window is not None:
+            least = greater(least, 1 - self.window)
+        if self.causal and least < 0:
+            least = 0
         if self.sink == 0 and self.window is not None:
-            most = self.window - 1.0
+            most = less(most, self.window - 1)
         if self.sink == 0 and self.causal_block is not None:
-            most = min(most, 2.0 * self.causal_block - 1.0)
-        return max(least, 0.0) if self.causal else least, most
+            most = less(most, 2 * self.causal_block - 1)
+        return least, most
 
 
 #: The causal mask without limits.

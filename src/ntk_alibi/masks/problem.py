@@ -177,14 +177,13 @@ class Problem(NamedTuple):
         batch, _, queries, keys = self.shape
         if batch == 0 or queries == 0 or keys == 0:
             return 0, -1
-        lower, upper = self.mask.distance_bounds()
         if self.query_positions is None and self.key_positions is None:
-            least, most = max(1 - queries, lower), min(keys - 1, upper)
-            return (int(least), int(most)) if least <= most else (0, -1)
+            return self.mask.bounded(1 - queries, keys - 1)
         q_least, q_most = _ranges(self.query_positions, keys - queries, keys - 1)
         k_least, k_most = _ranges(self.key_positions, 0, keys - 1)
-        least, most = max(np.min(q_least - k_most), lower), min(np.max(q_most - k_least), upper)
-        return (int(least), int(most)) if least <= most else (0, -1)
+        least, most = int(np.min(q_least - k_most)), int(np.max(q_most - k_least))
+        least, most = self.mask.bounded(least, most)
+        return (least, most) if least <= most else (0, -1)
 
     def _count_pairs(self, like: Any) -> Any:
         """Count the visible keys of each query, some queries at a time."""

@@ -139,9 +139,9 @@ class SegmentIds(NamedTuple):
         """Return the column of each key within its segment, int32; torch can trace it."""
         ids = self.keys
         backend = backend_of(ids)
-        xp, columns = backend.xp, backend.arange(ids.shape[1])[None]
-        begins = xp.where(ids[:, 1:] != ids[:, :-1], columns[:, 1:], 0)
-        begins = xp.concatenate([xp.zeros_like(ids[:, :1], dtype=xp.int64), begins], 1)
+        xp, columns = backend.xp, backend.arange(ids.shape[1])
+        before = ids[:, xp.clip(columns - 1, 0, None)]  # a slice has another length
+        begins = xp.where(ids != before, columns, 0)
         return backend.cast(columns - backend.running_maximum(begins), "int32")
 
     def _check_ascent(self, at_keys: NDArray[np.int32]) -> None:

@@ -16,11 +16,12 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from ntk_alibi import _arrays
+from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import (
     Way,
     has_values,
+    is_tracing,
     is_transformed,
     refuse_torch,
     without_autocast,
@@ -50,8 +51,8 @@ OPTIONAL_TENSORS = (
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
     + "".join(f"Tensor? {name}, " for name in OPTIONAL_TENSORS)
-    + "int table_begin, int knee, int exempt, int[] mask, bool checked, float scale, "
-    + "float? skip_tolerance, int[] dropout"
+    + "SymInt table_begin, int knee, int exempt, int[] mask, bool checked, float scale, "
+    + "float? skip_tolerance, SymInt[] dropout"
 )
 
 
@@ -147,6 +148,7 @@ def _make_call(
     bias_arrays: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**bias_arrays, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_integers)
+    _checks.check_lengths(*shape[2:])
     *others, factors, known, seed, visible = arrays[len(BIAS_TENSORS) :]
     given: dict[str, Any] = dict(zip((*PROBLEM_TENSORS, *SEGMENTS), others, strict=True))
     rule = core_rule(mask, scale, skip_tolerance) if in_core else None
@@ -274,7 +276,7 @@ def _attend(call: AttentionCall, *, log: bool) -> Results:
         bias.knee,
         bias.exempt,
         problem.mask.to_integers(),
-        has_values(*problem_tensors),
+        has_values(*problem_tensors) and not is_tracing(),
         call.scale,
         call.skip_tolerance,
         to_integers(call.dropout),

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from ntk_alibi._torch_state import Way, is_recorded, way_of
+from ntk_alibi.fused.call import AttentionCall, core_rule
 from ntk_alibi.fused.dropout import Dropout, checked_dropout
-from ntk_alibi.fused.merge import merge
+from ntk_alibi.fused.forward import forward
+from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
+from ntk_alibi.fused.merge import merge, merge_checked
 from ntk_alibi.fused.prepared import attend_prepared, prepared_in_core
 from ntk_alibi.integrations.caches import ReadAsHeld
 from ntk_alibi.integrations.passes.base import Part, Pass
@@ -61,6 +64,39 @@ def attend(
     attend_now, keeps_norms = ready
     kept = norms(layer.number) if keeps_norms and norms is not None else None
     return attend_now(query, key, value, norms=kept)[0], None
+
+
+def gradients(
+    layer: Any,
+    forward_pass: Pass,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    gradient: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of query, key and value of a pass without a cache, by the core.
+
+    The weights are computed again: the forward pass keeps nothing but its inputs.
+    """
+    parts = forward_pass.parts(forward_pass.bias_of(layer.number, layer.table), None)
+    factors, tolerance = forward_pass.factors(None), 0.0
+    calls = [
+        AttentionCall(
+            query, key[:, :, part.keys], value[:, :, part.keys], part.bias, part.problem, Way.CORE,
+            core_rule(part.problem.mask, scale, tolerance), scale, tolerance, factors=factors,
+        )
+        for part in parts
+    ]  # fmt: skip
+    whole = merge_checked(*zip(*(forward(call)[:2] for call in calls), strict=True))
+    results = ForwardResults(*whole, gradient)
+    found = [compute_gradients(call, results, bias_gradient=False) for call in calls]
+    if len(found) == 1:
+        return found[0].query, found[0].key, found[0].value
+    of_keys, of_values = torch.zeros_like(key), torch.zeros_like(value)
+    for part, one in zip(parts, found, strict=True):
+        of_keys[:, :, part.keys], of_values[:, :, part.keys] = one.key, one.value
+    return sum(one.query for one in found), of_keys, of_values
 
 
 def _prepared(

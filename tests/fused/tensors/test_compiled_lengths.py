@@ -1,0 +1,201 @@
+"""torch.compile and torch.export of `na.attention`: one graph serves every length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.export import Dim
+
+import ntk_alibi as na
+
+pytestmark = pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
+
+HEADS, HEAD_DIM = 4, 8
+
+#: torch makes a graph of its own for length 1, and one for the first length unless it is told that
+#: lengths change.
+LENGTHS = (31, 20, 19, 70, 2, 3, 33, 64, 65, 5, 40, 41, 50, 6)
+
+SYMMETRIC = na.ALiBi(HEADS, sides="symmetric")
+NTK = na.ALiBi(HEADS, na.NTK(4.0))
+VALUES = torch.linspace(-1.0, 1.0, HEADS * 8).reshape(HEADS, 8)
+
+
+def pairs(length: int) -> torch.Tensor:
+    seen = torch.rand((1, 1, length, length), generator=torch.Generator().manual_seed(length)) < 0.5
+    return seen | torch.eye(length, dtype=torch.bool)
+
+
+def padding(length: int) -> torch.Tensor:
+    return torch.arange(length) >= torch.tensor([[0], [length // 3]])
+
+
+def rows(length: int) -> torch.Tensor:
+    return torch.linspace(-2.0, 0.0, 2 * HEADS * length).reshape(2, HEADS, length)
+
+
+def attend(bias: Any = NTK, **options: Any) -> Callable[..., Any]:
+    return lambda q, k, v: na.attention(q, k, v, bias, **options)
+
+
+#: Functions of query, key, value and another tensor, and what makes that tensor for a length.
+FORMS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "ALiBi": (attend(), None),
+    "no bias, a scale of the shape": (
+        lambda q, k, v: na.attention(q, k, v, scale=q.shape[-1] ** -0.5), None
+    ),
+    "grouped heads": (lambda q, k, v: na.attention(q, k[:, :2], v[:, :2], NTK), None),
+    "more keys than queries": (
+        lambda q, k, v: na.attention(q, torch.cat([v, k], 2), torch.cat([k, v], 2), NTK), None
+    ),
+    "a parallel text": (attend(SYMMETRIC, causal=False, align="start"), None),
+    "window and sinks": (attend(window=16, sink=2), None),
+    "mask": (lambda q, k, v, m: na.attention(q, k, v, SYMMETRIC, causal=False, mask=m), pairs),
+    "BlockMask": (
+        lambda q, k, v, m: na.attention(q, k, v, SYMMETRIC, causal=False, mask=m),
+        lambda length: na.BlockMask(pairs(length)),
+    ),
+    "padding": (lambda q, k, v, m: na.attention(q, k, v, NTK, key_padding_mask=m), padding),
+    "positions": (
+        lambda q, k, v, p: na.attention(q, k, v, NTK, query_positions=p, key_positions=p),
+        lambda length: 3 * torch.arange(length),
+    ),
+    "packed segments": (
+        lambda q, k, v, ids: na.attention(q, k, v, NTK, segment_ids=ids),
+        lambda length: torch.arange(length) // 7,
+    ),
+    "an array as bias": (na.attention, lambda length: rows(length)[:, :, None]),
+    "table": (attend(na.DistanceTable(torch.linspace(0.0, -1.0, 80).expand(HEADS, 80))), None),
+    "table with a window": (attend(na.Sandwich(HEADS), causal=False, window=9), None),
+    "T5": (attend(na.T5(VALUES, bidirectional=True)), None),
+    "forget gates": (lambda q, k, v, g: na.attention(q, k, v, na.ForgetGates(g)), rows),
+    "RoPE": (attend(rotary=na.RoPE(HEAD_DIM)), None),
+    "log n": (attend(log_n=16), None),
+    "dropout": (attend(dropout=0.25, seed=3), None),
+    "two sets of keys": (
+        lambda q, k, v, log: na.attention(q, k, v, NTK, initial=(v, log)), rows
+    ),
+    "merge": (lambda q, k, v, log: na.merge((q, k, v), (log, 2 * log, 3 * log))[0], rows),
+    "logsumexp": (lambda q, k, v: na.attention(q, k, v, NTK, return_logsumexp=True)[1], None),
+}  # fmt: skip
+
+QUICK = ("ALiBi", "mask", "table", "packed segments")
+forms = pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in FORMS]
+)
+
+
+def inputs(length: int, batch: int = 2) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    shape = (batch, HEADS, length, HEAD_DIM)
+    return [torch.randn(shape, generator=generator, requires_grad=True) for _ in range(3)]
+
+
+def graphs_after(
+    function: Callable[..., Any], other: Any, lengths: tuple[int, ...], **options: Any
+) -> int:
+    """Compare a compiled function with itself at lengths; return the number of graphs."""
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(function, fullgraph=True, **options)
+    for length in lengths:
+        sources = inputs(length)
+        more = () if other is None else (other(length),)
+        got, expected = compiled(*sources, *more), function(*sources, *more)
+        torch.testing.assert_close(got, expected)
+        weights = torch.linspace(0.0, 1.0, got.numel()).reshape(got.shape)
+        found, wanted = (
+            torch.autograd.grad((x * weights).sum(), sources, allow_unused=True)
+            for x in (got, expected)
+        )
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x, y)
+    return int(counters["stats"]["unique_graphs"])
+
+
+@forms
+def test_two_graphs_serve_all_lengths(name: str) -> None:
+    assert graphs_after(*FORMS[name], LENGTHS, backend="aot_eager") <= 2
+
+
+@pytest.mark.slow
+@forms
+def test_told_that_sizes_change_torch_makes_one_graph(name: str) -> None:
+    assert graphs_after(*FORMS[name], LENGTHS[:3], backend="aot_eager", dynamic=True) == 1
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_lengths_0_and_1_have_graphs_of_their_own(name: str) -> None:
+    assert graphs_after(*FORMS[name], (9, 1, 0, 12, 14), backend="eager") <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ALiBi", "mask", "T5"])
+def test_by_inductor(name: str) -> None:
+    assert graphs_after(*FORMS[name], LENGTHS[:5]) <= 2
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_marked_lengths_stay_symbols(grad: bool) -> None:
+    torch.compiler.reset()
+    sources = inputs(12)
+    for x in sources:
+        x.requires_grad_(grad)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(x, 2)
+    compiled = torch.compile(FORMS["ALiBi"][0], fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*sources), FORMS["ALiBi"][0](*sources))
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    torch.compiler.reset()
+    attending, mask = FORMS["mask"]
+    compiled = torch.compile(attending, backend="eager")
+    for length in (12, 15, 18):
+        compiled(*inputs(length), mask(length))
+    with pytest.raises(ValueError, match="mask must have shape"):
+        compiled(*inputs(18), mask(15))
+
+
+def test_distances_beyond_a_table_are_refused() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(FORMS["table"][0], backend="eager", fullgraph=True)
+    for length in (12, 15, 80):
+        compiled(*inputs(length))
+    with pytest.raises(ValueError, match="table must cover the distances 0 to 80"):
+        compiled(*inputs(81))
+
+
+class Attend(torch.nn.Module):
+    """A module of one's own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = FORMS[name][0]
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        return self.function(query, key, value)
+
+
+EXPORTED = ("ALiBi", "window and sinks", "T5", "table with a window", "RoPE", "log n", "dropout")
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_module_takes_every_batch_and_length(name: str) -> None:
+    sizes = {0: Dim("batch"), 2: Dim("length")}
+    exported = torch.export.export(Attend(name), (*inputs(12),), dynamic_shapes=(sizes,) * 3)
+    graph = exported.module()
+    for length, batch in ((33, 3), (2, 1), (70, 2)):
+        sources = inputs(length, batch)
+        torch.testing.assert_close(graph(*sources), FORMS[name][0](*sources))
+
+
+def test_an_exported_module_checks_what_it_gets() -> None:
+    sizes = {2: Dim("length", max=100)}
+    exported = torch.export.export(Attend("table"), (*inputs(12),), dynamic_shapes=(sizes,) * 3)
+    with pytest.raises(ValueError, match="table must cover the distances 0 to 80"):
+        exported.module()(*inputs(81))

@@ -129,11 +129,19 @@ void test_the_callers_mode_stays() {
   set_num_threads(0);
 }
 
+void set_environment(const char* name, const std::string& value) {
+#ifdef _WIN32
+  _putenv_s(name, value.c_str());
+#else
+  setenv(name, value.c_str(), 1);
+#endif
+}
+
 // The first choice, so that this test comes before all others that ask for kernels.
 void test_the_environment_chooses_the_isa() {
   const char* before = std::getenv("NTK_ALIBI_ISA");
   const std::string kept = before == nullptr ? "" : before;
-  setenv("NTK_ALIBI_ISA", "mmx", 1);
+  set_environment("NTK_ALIBI_ISA", "mmx");
   bool refused = false;
   try {
     active_kernels();
@@ -143,11 +151,11 @@ void test_the_environment_chooses_the_isa() {
   }
   CHECK(refused);
   const std::string plainest = available_isas().front();
-  setenv("NTK_ALIBI_ISA", plainest.c_str(), 1);
+  set_environment("NTK_ALIBI_ISA", plainest);
   CHECK(active_isa() == plainest);
-  setenv("NTK_ALIBI_ISA", "mmx", 1);  // which is read no more
+  set_environment("NTK_ALIBI_ISA", "mmx");  // which is read no more
   CHECK(active_isa() == plainest);
-  setenv("NTK_ALIBI_ISA", kept.c_str(), 1);
+  set_environment("NTK_ALIBI_ISA", kept);
 }
 
 void test_unknown_isas_are_refused() {

@@ -99,12 +99,14 @@ def texts(one_a_row: bool) -> torch.Tensor:
         return logits(model, ids, attention_mask=mask)[0, 2:]
 
 
-def generated(use_cache: bool) -> torch.Tensor:
+def generated(use_cache: bool | None) -> torch.Tensor:
     model = make_model("mpt")
     ends = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    given = {CACHE: na.GrowingCache()} if use_cache is not None else {}
+    given: dict[str, Any] = {}
+    if use_cache is not None:
+        given = {CACHE: na.GrowingCache(), "use_cache": use_cache}
     with na.patch(model):
-        tokens: torch.Tensor = model.generate(IDS, use_cache=use_cache, **ends, **given)
+        tokens: torch.Tensor = model.generate(IDS, **ends, **given)
         return tokens
 
 
@@ -166,7 +168,7 @@ ADVICE: list[tuple[Thunk, str, Thunk]] = [
     (
         lambda: generated(use_cache=False),
         "generate(..., use_cache=True)",
-        lambda: bool((generated(use_cache=True) == generated(None)).all()),  # type: ignore[arg-type]
+        lambda: bool((generated(use_cache=True) == generated(None)).all()),
     ),
     (
         lambda: na.patch((make_model("bloom"), "tokenizer")),  # type: ignore[arg-type]

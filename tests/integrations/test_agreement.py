@@ -235,10 +235,14 @@ TABLES = ((DECODERS, OF_DECODERS), (ENCODERS, OF_ENCODERS), (("t5", "umt5"), OF_
 OF_SIZES = ("mask", "step", "pairs, 1", "pairs of", "generate", "cut", "static, mask")
 
 
+REPEATED = pytest.mark.needs("transformers >= 5.24", "UMT5 of 5.4 repeats a mask of one row")
+
+
 def rows() -> Iterator[Any]:
     for families, cases in TABLES:
         for family, (name, case) in itertools.product(families, cases.items()):
-            yield pytest.param(family, "fused", *case, id=f"{family} | {name}")
+            marks = REPEATED if (family, name) == ("umt5", "encoder's mask of 1 row") else ()
+            yield pytest.param(family, "fused", *case, id=f"{family} | {name}", marks=marks)
             if family in DECODERS and name.startswith(OF_SIZES):
                 yield pytest.param(family, "traceable", *case, id=f"{family}, traceable | {name}")
 

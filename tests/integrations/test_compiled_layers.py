@@ -135,6 +135,108 @@ def test_a_graph_follows_the_patches_of_its_model(name: str) -> None:
         assert torch.equal(states(whole, **given), states(twin, **given))
 
 
+def padded(length: int) -> dict[str, Any]:
+    """Return two texts of a length, and padding in the second one."""
+    ids = torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(length))
+    return {"input_ids": ids, "attention_mask": (torch.arange(length) >= IDS[:, :1] % 3).long()}
+
+
+PATCHES: dict[str, dict[str, Any]] = {
+    "NTK": {"scaling": na.NTK(2.0)},
+    "a window and sinks": {"window": 6, "sink": 2, "log_n": 8},
+    "a dynamic knee": {"scaling": na.DynamicKnee(6, 2.0, 16)},
+}
+
+
+@one_graph
+@pytest.mark.needs("transformers >= 5.18", "Dynamo cannot trace how Falcon masks")
+@pytest.mark.parametrize("patch", PATCHES)
+@pytest.mark.parametrize(
+    "name", ["bloom", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mpt", "falcon"))]
+)
+def test_a_decoder_trains_in_two_graphs_at_every_length(name: str, patch: str) -> None:
+    model = inner(name, 2).train()
+    with na.patch(model, **PATCHES[patch]):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for length in (11, 20, 9, 31, 40, 12, 25, 26, 33, 14):
+            given = padded(length)
+            real = given["attention_mask"] != 0
+            found, expected = (
+                torch.autograd.grad(
+                    x(**given, use_cache=False)[0][real].square().sum(), [*model.parameters()]
+                )
+                for x in (compiled, model)
+            )
+            greatest = max(float(x.abs().max()) for x in expected)
+            for x, y in zip(found, expected, strict=True):
+                torch.testing.assert_close(x, y, rtol=0, atol=1e-6 * greatest)
+    assert new_graphs() <= 2
+
+
+@one_graph
+@pytest.mark.needs("transformers >= 5.18", "Dynamo cannot trace how Falcon masks")
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["growing", "static"])
+@pytest.mark.parametrize(
+    "name", ["bloom", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mpt", "falcon"))]
+)
+def test_steps_of_a_decoder_share_graphs(name: str, kind: str) -> None:
+    """A growing cache needs three: before, at its first length, and at all others."""
+    model, given, length = inner(name, 2), padded(24), 9
+    with na.patch(model, na.NTK(2.0), window=7, sink=1):
+        expected = model(**given, use_cache=False)[0]
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        cache: Any = transformers.DynamicCache(config=model.config)
+        if kind == "static":
+            cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        for begin, end in zip((0, *range(length, 23)), range(length, 24), strict=True):
+            mask, ids = given["attention_mask"][:, :end], given["input_ids"][:, begin:end]
+            states = compiled(ids, attention_mask=mask, use_cache=True, **{CACHE: cache})[0]
+            real = mask[:, begin:] != 0
+            torch.testing.assert_close(states[real], expected[:, begin:end][real])
+    assert new_graphs() <= (3 if kind == "growing" else 2)
+
+
+@one_graph
+@torch.no_grad()
+def test_a_graph_refuses_a_mask_that_does_not_suit_its_cache() -> None:
+    model, given = inner("bloom", 2), padded(12)
+    with na.patch(model, na.NTK(2.0)):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+        compiled(**given, use_cache=True, **{CACHE: cache})
+        step = given["input_ids"][:, :1]
+        for columns in (12, 17):
+            mask = torch.ones(2, columns, dtype=torch.long)
+            with pytest.raises(Exception, match="attention_mask must have"):
+                compiled(step, attention_mask=mask, use_cache=True, **{CACHE: cache})
+
+
+@one_graph
+@torch.no_grad()
+def test_generate_with_a_compiled_forward() -> None:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "num_layers": 2}
+    encoder_and_decoder = transformers.T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)
+    ends: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    for model in (
+        make_model("bloom", layers=2),
+        transformers.T5ForConditionalGeneration(encoder_and_decoder).eval(),
+    ):
+        with na.patch(model, *([na.NTK(2.0)] if model.config.model_type == "bloom" else [])):
+            expected = model.generate(**padded(9), **ends)
+            model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+            for cache in ("dynamic", "static"):
+                torch.compiler.reset()
+                found = model.generate(**padded(9), cache_implementation=cache, **ends)
+                assert torch.equal(found, expected)
+            del model.forward
+
+
 @one_graph
 @torch.no_grad()
 def test_a_graph_of_encoder_and_decoder() -> None:

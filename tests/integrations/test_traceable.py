@@ -26,6 +26,7 @@ from model_runs import (
     state_of,
 )
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.torch import learned_bias
 from small_models import families, make_model
 
 _AXES = {
@@ -198,11 +199,11 @@ def test_other_forms_say_which_way_to_take(shallow: dict, ids: torch.Tensor, nam
     torch.compiler.reset()
     message = r"use patch\(model, scaling, attention='traceable'\)"
     for attention in ("fused", "eager"):
-        with na.patch(model, na.NTK(4.0), attention=attention):
-            with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
-                torch.compile(model, fullgraph=True, backend="eager")(ids)
-            with torch.no_grad(), pytest.raises(torch._dynamo.exc.Unsupported, match=message):
-                torch.export.export(model, (ids,), strict=True)
+        refused = pytest.raises(torch._dynamo.exc.Unsupported, match=message)
+        with na.patch(model, learned_bias.LearnedKerpleLog(8), attention=attention), refused:
+            torch.compile(model, fullgraph=True, backend="eager")(ids)
+        with na.patch(model, na.NTK(4.0), attention=attention), torch.no_grad(), refused:
+            torch.export.export(model, (ids,), strict=True)
     with (
         na.patch(model, na.NTK(4.0)),
         pytest.raises(ValueError, match=message),

@@ -105,9 +105,8 @@ class Attend:
         """
         compiling = torch.compiler.is_dynamo_compiling()
         if compiling and graph_operator.fits(self, query, mask, cache, dropout, weights):
-            operator, key_of_layer = graph_operator.layer_attention, self.in_graphs
-            padding = mask.padding if isinstance(mask, Tokens) else mask
-            return operator(query, key, value, padding, key_of_layer, scale), None
+            inputs = query, key, value, mask, cache, scale
+            return graph_operator.attend_in_graph(self, *inputs), None
         return self._attend(query, key, value, mask, cache, scale, dropout, weights)
 
     @untraced
@@ -149,13 +148,15 @@ class Attend:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        padding: torch.Tensor | None,
+        cache: Any,
+        mask: torch.Tensor | None,
         scale: float | None,
-    ) -> tuple[torch.Tensor, ...]:
-        """Return the gradients of query, key and value in a pass without a cache."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the gradients of the queries, and of all keys and values, of a compiled graph."""
         sizes = query.shape[0], query.shape[2], key.shape[2]
-        tokens = self.tokens_of(padding, sizes, query.device)
-        forward_pass = self.pass_of(tokens, sizes, query.device, None, False)
+        tokens = self.tokens_of(mask, sizes, query.device, cache)
+        forward_pass = self.pass_of(tokens, sizes, query.device, cache, False)
+        key, value, _ = self.with_cached(forward_pass, key, value, cache)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         return fused.gradients(self, forward_pass, query, key, value, scale, gradient)
 

@@ -1,7 +1,8 @@
 """The attention of a layer as one operator of torch, by which a compiled model is one graph.
 
-It is for passes without a cache, in torch.compile. The operator gets the padding, and the first
-layer makes the pass of it while the graph runs. Its gradients are of query, key and value.
+It is for torch.compile, without a cache or with one of transformers, which the graph itself
+updates. The operator gets the mask, and the first layer makes the pass of it while the graph runs.
+Its gradients are of query, key and value.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from ntk_alibi._torch_state import is_transformed
+from ntk_alibi.integrations.caches import Bounded, ReadAsHeld
 from ntk_alibi.integrations.tokens import Tokens
 
 _unused_keys = itertools.count()
@@ -30,45 +32,107 @@ def fits(attend: Any, query: Any, mask: Any, cache: Any, dropout: float, weights
     """Return whether the operator can compute a call of a layer that Dynamo traces."""
     if torch.compiler.is_exporting() or is_transformed(maps=True):
         return False
-    if torch.is_grad_enabled():
-        in_core = query.is_cpu and query.dtype is not torch.float64
-        if attend.may_learn or not in_core:
-            return False
-    if cache is not None or dropout or weights:
+    if dropout or weights or isinstance(cache, ReadAsHeld | Bounded):
         return False
+    if torch.is_grad_enabled():
+        overwritten = getattr(cache, "is_compileable", False)  # a static cache
+        in_core = query.is_cpu and query.dtype is not torch.float64
+        if attend.may_learn or overwritten or not in_core:
+            return False
     if isinstance(mask, Tokens):
-        of_keys = getattr(mask.padding, "ndim", 2) == 2
-        return of_keys and mask.segments is mask.forward_pass is None and not mask.weights
-    return attend.family.code is None
+        of_pairs = getattr(mask.padding, "ndim", 2) != 2
+        packed = mask.segments is not None or (of_pairs and mask.positions is not None)
+        return not (packed or mask.weights) and mask.forward_pass is None
+    return attend.family.code is None or isinstance(mask, torch.Tensor)
+
+
+def attend_in_graph(
+    attend: Any, query: Any, key: Any, value: Any, mask: Any, cache: Any, scale: float | None
+) -> torch.Tensor:
+    """Return the output of a layer that Dynamo traces; a cache gets the new keys before."""
+    mask, end = mask.padding if isinstance(mask, Tokens) else mask, None
+    if cache is not None:
+        key, value = cache.update(key, value, attend.number)
+        seen = cache.get_seq_length(attend.number)
+        end = seen if isinstance(seen, torch.Tensor) else None  # of a static cache
+    output: torch.Tensor = _layer_attention(
+        query, key, value, mask, end, cache is not None, attend.in_graphs, scale
+    )
+    return output
+
+
+class Updated:
+    """A cache of transformers with all keys of a pass, which a graph has updated before."""
+
+    def __init__(self, key: torch.Tensor, value: torch.Tensor, past: int) -> None:
+        self._held, self._past = (key, value), past
+
+    def update(self, _: Any, __: Any, ___: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return all keys and values, with the empty places of a static cache."""
+        return self._held
+
+    def get_seq_length(self, _: int = 0) -> int:
+        """Return the number of tokens before the pass."""
+        return self._past
+
+    def get_mask_sizes(self, _: int, __: int = 0) -> tuple[int, int]:
+        """Return the number of places, and the first one."""
+        return self._held[0].shape[2], 0
+
+
+def _inputs(
+    attend: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: Any, cached: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Updated | None]:
+    """Return query, the new keys and values, and the cache or None; autograd follows none."""
+    query, key, value = (x.detach() for x in (query, key, value))
+    if not cached:
+        return query, key, value, None
+    end = key.shape[2] if end is None else int(end)
+    past = 0 if attend.crosses else end - query.shape[2]
+    return query, key[:, :, past:end], value[:, :, past:end], Updated(key, value, past)
+
+
+_SCHEMA = (
+    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, bool cached, int layer, "
+    "float? scale"
+)
 
 
 @torch.library.custom_op(
-    "ntk_alibi::layer_attention",
-    mutates_args=(),
-    schema=(
-        "(Tensor query, Tensor key, Tensor value, Tensor? padding, int layer, float? scale)"
-        " -> Tensor"
-    ),
+    "ntk_alibi::layer_attention", mutates_args=(), schema=f"({_SCHEMA}) -> Tensor"
 )
-def layer_attention(
+def _layer_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    padding: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    end: torch.Tensor | None,
+    cached: bool,
     layer: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """Return the output of a layer, by the key that `register` gave it."""
+    """Return the output of a layer.
+
+    Args:
+        query: (batch, heads, queries, head_dim), the last query at the last key.
+        key: (batch, key heads, keys, head_dim): all keys, with the empty places of a static cache.
+        value: as key.
+        mask: the mask of keys or of pairs, or None.
+        end: the number of keys in a static cache, or None.
+        cached: whether the keys are from a cache.
+        layer: the key that `register` gave the layer.
+        scale: the factor of the products, or None.
+    """
     attend = _layers[layer]
+    query, key, value, cache = _inputs(attend, query, key, value, end, cached)
     sizes = query.shape[0], query.shape[2], key.shape[2]
-    tokens = attend.tokens_of(padding, sizes, query.device)
-    inputs = (x.detach() for x in (query, key, value))
+    tokens = attend.tokens_of(mask, sizes, query.device, cache)
     with torch.no_grad():
-        output: torch.Tensor = attend(*inputs, mask=tokens, scale=scale)[0]
+        output: torch.Tensor = attend(query, key, value, mask=tokens, cache=cache, scale=scale)[0]
     return output.contiguous()
 
 
-@layer_attention.register_fake
+@_layer_attention.register_fake
 def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> torch.Tensor:
     return value.new_empty((*query.shape[:3], value.shape[3]))
 
@@ -76,40 +140,39 @@ def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> torch.Tenso
 @torch.library.custom_op(
     "ntk_alibi::layer_attention_backward",
     mutates_args=(),
-    schema=(
-        "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? padding, int layer,"
-        " float? scale) -> (Tensor, Tensor, Tensor)"
-    ),
+    schema=f"(Tensor gradient, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
-def layer_attention_backward(
+def _layer_attention_backward(
     gradient: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    padding: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    end: torch.Tensor | None,
+    cached: bool,
     layer: int,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of a layer's query, key and value."""
+    """Return the gradients of a layer's query, and of all keys and values."""
     attend = _layers[layer]
-    inputs = (x.detach() for x in (query, key, value))
-    gradients: Any = attend.gradients(gradient, *inputs, padding, scale)
-    return tuple(gradients)
+    inputs = _inputs(attend, query, key, value, end, cached)
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    gradients = attend.gradients(gradient, *inputs, mask, scale)
+    return gradients
 
 
-@layer_attention_backward.register_fake
+@_layer_attention_backward.register_fake
 def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> Any:
     return tuple(x.new_empty(x.shape) for x in (query, key, value))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    *tensors, ctx.layer, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*inputs[:5])
+    ctx.others = inputs[5:]
 
 
 def _differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    return *layer_attention_backward(gradient, *saved, ctx.layer, ctx.scale), None, None, None
+    return *_layer_attention_backward(gradient, *ctx.saved_tensors, *ctx.others), *[None] * 5
 
 
-layer_attention.register_autograd(_differentiate, setup_context=_save)
+_layer_attention.register_autograd(_differentiate, setup_context=_save)

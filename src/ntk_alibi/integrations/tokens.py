@@ -29,7 +29,8 @@ MISUSE = (
 #: Message of torch where it cannot trace a patched model in one graph.
 WAY_TO_TRACE = (
     "ntk_alibi: attention must be 'traceable' for torch.export, and for torch.compile with "
-    "fullgraph=True under gradients or with a cache, since the other forms read the mask: use "
+    "fullgraph=True where weights are wanted or dropped, a bias is trained, rows are packed, or "
+    "the cache is a GrowingCache, a WindowCache, or a static one with gradients: use "
     "patch(model, scaling, attention='traceable'); fullgraph must be False for a model of a family "
     "without such a form"
 )

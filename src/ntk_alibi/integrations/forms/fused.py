@@ -15,6 +15,7 @@ from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 from ntk_alibi.fused.merge import merge, merge_checked
 from ntk_alibi.fused.prepared import attend_prepared, prepared_in_core
+from ntk_alibi.fused.tensors.merging import part_gradients
 from ntk_alibi.integrations.caches import ReadAsHeld
 from ntk_alibi.integrations.passes.base import Part, Pass
 from ntk_alibi.masks import ALL, Cut
@@ -75,7 +76,7 @@ def gradients(
     scale: float,
     gradient: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of query, key and value of a pass without a cache, by the core.
+    """Return the gradients of query, and of all keys and values, by the core.
 
     The weights are computed again: the forward pass keeps nothing but its inputs.
     """
@@ -88,14 +89,20 @@ def gradients(
         )
         for part in parts
     ]  # fmt: skip
-    whole = merge_checked(*zip(*(forward(call)[:2] for call in calls), strict=True))
-    results = ForwardResults(*whole, gradient)
-    found = [compute_gradients(call, results, bias_gradient=False) for call in calls]
-    if len(found) == 1:
-        return found[0].query, found[0].key, found[0].value
+    results = [forward(call)[:2] for call in calls]
+    if len(calls) == 1:
+        known = ForwardResults(*results[0], gradient)
+        of = compute_gradients(calls[0], known, bias_gradient=False)
+        return of.query, of.key, of.value
+    merged = merge_checked(*zip(*results, strict=True))
+    found = []
+    for call, result in zip(calls, results, strict=True):
+        known = ForwardResults(*result, *part_gradients(result, merged, gradient))
+        found.append(compute_gradients(call, known, bias_gradient=False))
     of_keys, of_values = torch.zeros_like(key), torch.zeros_like(value)
     for part, one in zip(parts, found, strict=True):
-        of_keys[:, :, part.keys], of_values[:, :, part.keys] = one.key, one.value
+        of_keys[:, :, part.keys] += one.key
+        of_values[:, :, part.keys] += one.value
     return sum(one.query for one in found), of_keys, of_values
 
 

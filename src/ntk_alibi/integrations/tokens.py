@@ -18,11 +18,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 NAME = "ntk_alibi"
 
 MISUSE = (
-    "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT, Falcon, T5 or MPNet is made, "
-    "to from_pretrained or from_config, and the patch must stay until the backward pass of a "
-    "gradient-checkpointed forward is done, which runs that forward again; this model was made "
-    "without the name, or is of another family, or the patch was undone before, or a layer was "
-    "replaced: patch again after replacing layers"
+    "attn_implementation='ntk_alibi' must be given when a model is made, to from_pretrained or "
+    "from_config, and the patch must stay until the backward pass of a gradient-checkpointed "
+    "forward is done, which runs that forward again; this model was made without the name, or is "
+    "of another family, or the patch was undone before, or a layer was replaced: patch again after "
+    "replacing layers"
 )
 
 

@@ -100,8 +100,8 @@ def _follow(family: Family, model: Any) -> None:
     config = model.config
     if config._attn_implementation == NAME:
         follow_config(family, model)
-        known = (*CONFIG_NAMES, "alibi_bias_max")
-        if others := find_misspelled_settings(config, CONFIG_NAMES, known):
+        correct = (*CONFIG_NAMES, "alibi_bias_max")
+        if others := find_misspelled_settings(config, CONFIG_NAMES, correct):
             warnings.warn(
                 f"the model's config has {', '.join(others)}, which no model follows: settings "
                 f"of attn_implementation={NAME!r} are {', '.join(CONFIG_NAMES)}",
@@ -132,14 +132,14 @@ def _refuse_others() -> None:
     stock: Any = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
     if stock is None:  # older versions have none
         return
-    ours = tuple(family.config_class() for family in _FAMILIES)
+    configs = tuple(family.config_class() for family in _FAMILIES)
 
     @functools.wraps(stock)
     def get_correct_attn_implementation(
         self: Any, requested: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        known = isinstance(self.config, ours)
-        if requested == NAME and not known and not getattr(self.config, "sub_configs", None):
+        of_family = isinstance(self.config, configs)
+        if requested == NAME and not of_family and not getattr(self.config, "sub_configs", None):
             raise ValueError(
                 "attn_implementation='ntk_alibi' must be given to a model of a known family "
                 f"({listed(_FAMILIES)}), got {type(self).__name__}, whose attention it is not for"
@@ -147,7 +147,7 @@ def _refuse_others() -> None:
         try:
             return stock(self, requested, *args, **kwargs)
         except ValueError as error:
-            if not known:
+            if not of_family:
                 raise
             raise ValueError(f'{error} ntk_alibi has `attn_implementation="{NAME}"`.') from None
 

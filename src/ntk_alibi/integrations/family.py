@@ -64,15 +64,15 @@ class Code:
 
     def check(self, family: str, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         """Check that a model and its layers are of this code."""
-        known = class_named(self.model, model)
-        check_forward(model, known, self.model)
+        stock = class_named(self.model, model)
+        check_forward(model, stock, self.model)
         for name, parameters in self.methods.items():
-            check_parameters(family, getattr(known, name), parameters)
-        known = class_named(self.attention, layers[0]) if layers else None
+            check_parameters(family, getattr(stock, name), parameters)
+        stock = class_named(self.attention, layers[0]) if layers else None
         for layer in layers:
-            check_forward(layer, known, self.attention)
-        if known is not None:
-            check_parameters(family, known.forward, self.parameters)
+            check_forward(layer, stock, self.attention)
+        if stock is not None:
+            check_parameters(family, stock.forward, self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,10 +130,10 @@ class MaskMemory:
         """
         of = version_of(mask), *of
         owner = self if mask is None else mask
-        known = self.tokens.get(owner)
+        kept = self.tokens.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again.
-        if attend.number > 0 and known is not None and known[0] == of:
-            tokens: Tokens = known[1]
+        if attend.number > 0 and kept is not None and kept[0] == of:
+            tokens: Tokens = kept[1]
         else:
             hidden = attend.family.masks_hidden and getattr(mask, "ndim", 2) == 4
             tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)

@@ -54,9 +54,9 @@ def class_named(name: str, part: nn.Module) -> Any:
     return None
 
 
-def check_forward(part: nn.Module, known: Any, name: str) -> None:
+def check_forward(part: nn.Module, stock: Any, name: str) -> None:
     """Check that a module has the forward of a class of transformers; None means no class."""
-    if known is None or type(part).forward is not known.forward:
+    if stock is None or type(part).forward is not stock.forward:
         raise ValueError(
             f"model must have the forward method of transformers' {name}, got a "
             f"{type(part).__name__} with another forward"

@@ -50,9 +50,9 @@ def _rebuild(model: Any, size: int | None) -> None:
     if size is None:
         return
     encoder, like = model.encoder, model.encoder.alibi
-    made = encoder.rebuild_alibi_tensor(size=size, device=like.device)
-    made = encoder.alibi if made is None else made
-    encoder.alibi = made.to(like.dtype)
+    bias = encoder.rebuild_alibi_tensor(size=size, device=like.device)
+    bias = encoder.alibi if bias is None else bias
+    encoder.alibi = bias.to(like.dtype)
 
 
 def _check_jina(model: Any, _: Settings) -> None:

@@ -26,7 +26,7 @@ def _no_matrix(_: Any, __: torch.Tensor) -> None:
     """Replace MPNetEncoder.compute_position_bias."""
 
 
-def _hand_on(_: Any, attention_mask: Any, *__: Any, **___: Any) -> Any:
+def _mask_as_given(_: Any, attention_mask: Any, *__: Any, **___: Any) -> Any:
     """Replace get_extended_attention_mask, by which older versions make a mask to add."""
     return attention_mask
 
@@ -74,7 +74,7 @@ register(
         causal=False,
         replacements=lambda model: [
             (model.encoder, "compute_position_bias", _no_matrix),
-            (model, "get_extended_attention_mask", _hand_on),
+            (model, "get_extended_attention_mask", _mask_as_given),
         ],
         check=_check,
         tables=lambda model: [Table(model.encoder, BUCKETS, _bias)] * len(model.encoder.layer),

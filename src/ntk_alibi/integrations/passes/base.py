@@ -53,7 +53,7 @@ class Pass:
         settings: the choices of the patch.
         heads: the heads that this rank of tensor parallelism computes, or None for all.
         cache: a cache in place of the layers' own, or None.
-        alike: whether all layers whose tables are the same have the same bias.
+        biases_shared: whether all layers whose tables are the same have the same bias.
         ahead: the sides of slopes where a query may see keys ahead of it.
     """
 
@@ -104,8 +104,8 @@ class Pass:
             arguments: its arguments.
         """
         parameters: Any = () if bias is None else getattr(bias, "parameters", None)
-        known = isinstance(parameters, tuple)  # a module's parameters are a method
-        if is_recorded(*parameters) if known else torch.is_grad_enabled():
+        listed = isinstance(parameters, tuple)  # a module's parameters are a method
+        if is_recorded(*parameters) if listed else torch.is_grad_enabled():
             return make(*arguments)
         place = make, id(bias), key
         if place not in self._kept:

@@ -18,7 +18,7 @@ from ntk_alibi.integrations.forms import eager, fused
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.passes.given import Given, Sizes
 from ntk_alibi.integrations.passes.mask_values import check_tensor
-from ntk_alibi.integrations.settings import PATCHED
+from ntk_alibi.integrations.settings import form_of
 from ntk_alibi.integrations.tokens import NAME, MaskMemory, Tokens, untraced
 
 #: The forms that attend by a pass, by the names that `patch` has for them.
@@ -174,12 +174,7 @@ class Attend:
 
     def is_eager(self, weights: Any) -> bool:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""
-        if weights:
-            return True
-        model: Any = self.model
-        settings = getattr(model, PATCHED).stack[-1]
-        form = model.config.alibi_attention if settings is None else settings.attention
-        return bool(form == "eager")
+        return bool(weights) or form_of(self.model) == "eager"
 
     def pass_of(
         self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool

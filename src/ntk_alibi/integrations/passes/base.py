@@ -63,7 +63,7 @@ class Pass:
     def __init__(self, given: Given, real: torch.Tensor, problem: Problem) -> None:
         self.real, self.problem = real, problem
         self.settings, self.heads = given.settings, given.heads
-        self.rule, self._own = given.rule, given.own
+        self.rule, self._own = given.attend.rule, given.own
         scaled = getattr(self.settings.scaling, "layers", None)
         self.biases_shared: bool = None in self._own if self._own else scaled is None
         #: What layers with the same table attend with in the core, where torch records nothing.

@@ -28,6 +28,7 @@ def installed() -> list[tuple[str, str]]:
     """Return what the documents install: a package, and an extra of it."""
     command = re.compile(r'''pip install\s+\\?"([^"[]+)\[([\w-]+)\]\\?"''')
     documents = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    documents.remove(ROOT / "docs/maintaining.md")  # which installs a checkout
     texts = [release.filled(path.read_text("utf-8"), ADDRESS) for path in documents]
     return [x for text in texts for x in command.findall(text)]
 

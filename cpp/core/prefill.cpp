@@ -52,16 +52,16 @@ class Prefill {
     TileRows rows[tiles_per_group];
     AttentionTile tiles[tiles_per_group] = {};
     // All tiles of a group must have the same kind of bias.
-    bool alike = true;
+    bool same_kind = true;
     for (int t = 0; t < count; ++t) {
       const std::int64_t tile = begin + t;
       tiles[t] = tiles_.describe(b, h, cut_.begin(tile), cut_.queries(tile), rows[t]);
       tiles[t].stop = stop;
-      alike = alike && tiles[t].bias.kind == tiles[0].bias.kind;
+      same_kind = same_kind && tiles[t].bias.kind == tiles[0].bias.kind;
     }
     BlocksRead read[tiles_per_group];
     for (int t = 0; t < count; ++t)
-      if (!alike) tiles[t].bias.kind = problem_.bias.kind;
+      if (!same_kind) tiles[t].bias.kind = problem_.bias.kind;
     tiles_.kernels().attention_tiles(tiles, count, scratch, read);
     for (int t = 0; t < count; ++t) {
       tiles_.refuse_overflow(b, tiles[t]);

@@ -62,9 +62,9 @@ class BiasBounds {
   bool exist() const {
     switch (tile_.bias.kind) {
       case BiasKind::one_sided:
-      case BiasKind::one_sided_knee: return left_.falls();
+      case BiasKind::one_sided_knee: return left_.decreases();
       case BiasKind::two_sided:
-      case BiasKind::two_sided_knee: return left_.falls() && right_.falls();
+      case BiasKind::two_sided_knee: return left_.decreases() && right_.decreases();
       case BiasKind::table:
       case BiasKind::sums: return tile_.skipping.behind != nullptr;
       default: return false;
@@ -125,7 +125,8 @@ class BiasBounds {
   struct Side {
     Side(double slope, double far_slope, double least_knee, double greatest_knee)
         : near(slope), far(far_slope), knee(near.slope >= far.slope ? least_knee : greatest_knee) {}
-    bool falls() const { return near.slope >= 0.0 && far.slope >= 0.0; }
+    // Whether no key has a greater bias than a nearer one.
+    bool decreases() const { return near.slope >= 0.0 && far.slope >= 0.0; }
     // Bounds the bias at all distances >= nearest.
     double from(double nearest) const {
       const double before = smaller(nearest, knee);

@@ -29,8 +29,13 @@ void write_line(const Row& row, std::int64_t k, float16* out) {
   write_halves<Stream>(to_float16(row.consecutive(k)), to_float16(row.consecutive(k + lanes)), out);
 }
 
-// Each lane of 32 bits combines an even element with its odd neighbour, which saves narrowing. This
-// needs a little-endian ISA, as all ISAs here are.
+// A lane of 32 bits takes an even element and its odd neighbour, which saves narrowing:
+//
+//   lane         0                  1
+//   even    [k      |.....]    [k + 2  |.....]    upper halves hold the rounded values, lower ones
+//   odd     [k + 1  |.....]    [k + 3  |.....]    what rounding leaves
+//   line    [k + 1  |k    ]    [k + 3  |k + 2]
+//   memory   k  k + 1           k + 2  k + 3      lower halves first: ISAs here are little-endian
 template <bool Stream, class Row>
 void write_line(const Row& row, std::int64_t k, bfloat16* out) {
   const u32v even = rounded_to_upper_half(row.every_second(k));

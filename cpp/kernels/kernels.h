@@ -181,10 +181,12 @@ struct HeadRows {
 };
 
 // Dropout: the weight of a pair is set to 0 if the pair's random number is below least_kept, and
-// else multiplied by `factor`, after the sum of all weights is formed. For query i = first_query +
-// its number in the tile, and key j = first_key + its row in `key`, the number is half j % 2, of 16
-// bits and the lower one first, of word j % 8 / 2 of Philox4x32-10 for the key `seed` and the
-// counter (j / 8, i, head, row).
+// else multiplied by `factor`, after the sum of all weights is formed. Query i = first_query + its
+// number in the tile, key j = first_key + its row in `key`. Philox4x32-10 with the key `seed` makes
+// four words of a counter; each half of a word, of 16 bits, belongs to a query and one of 8 keys:
+//
+//   counter (j / 8, i, head, row)  ->  word     0        1        2        3
+//                              upper | lower  1 | 0    3 | 2    5 | 4    7 | 6  = j % 8
 struct Dropout {
   std::int32_t least_kept;  // 0: no weight is dropped
   float factor;             // 2^16 / (2^16 - least_kept)

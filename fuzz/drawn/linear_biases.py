@@ -85,14 +85,14 @@ def _lengths(scene: Scene, per: str) -> Any:
 
 def _lengths_of_texts(scene: Scene, real: NDArray[np.bool_], per: str) -> NDArray[np.int64]:
     pairs = scene.places.pairs
-    alike, real = pairs.same_segment[:, 0], real[:, None]
+    same, real = pairs.same_segment[:, 0], real[:, None]
     if per == "sequence":
-        counts: NDArray[np.int64] = (alike & real).sum(axis=2)
+        counts: NDArray[np.int64] = (same & real).sum(axis=2)
         return counts
-    rows = np.broadcast_shapes(alike.shape[:1], real.shape[:1], pairs.queries.shape[:1])[0]
-    counts = np.broadcast_to(np.maximum(pairs.queries + 1, 0), (rows, alike.shape[1])).copy()
+    rows = np.broadcast_shapes(same.shape[:1], real.shape[:1], pairs.queries.shape[:1])[0]
+    counts = np.broadcast_to(np.maximum(pairs.queries + 1, 0), (rows, same.shape[1])).copy()
     for row, i in np.ndindex(counts.shape):
-        own, at, is_real = (x[row if len(x) > 1 else 0] for x in (alike, pairs.keys, real[:, 0]))
+        own, at, is_real = (x[row if len(x) > 1 else 0] for x in (same, pairs.keys, real[:, 0]))
         holes = set(at[own[i] & ~is_real].tolist()) - set(at[own[i] & is_real].tolist())
         counts[row, i] -= sum(p < int(counts[row, i]) for p in holes)
     return counts

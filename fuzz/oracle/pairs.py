@@ -45,8 +45,8 @@ class Pairs:
         if self.segment_ids is None:
             return np.ones((1, 1, self.queries.shape[1], self.keys.shape[1]), np.bool_)
         queries, keys = self.segment_ids
-        alike: NDArray[np.bool_] = (queries[:, :, None] == keys[:, None])[:, None]
-        return alike
+        same: NDArray[np.bool_] = (queries[:, :, None] == keys[:, None])[:, None]
+        return same
 
     @cached_property
     def distance(self) -> NDArray[np.int64]:

@@ -111,8 +111,8 @@ def find_memory(query: Any, key: Any, value: Any) -> CallMemory | None:
     except (RuntimeError, TypeError):  # it is not dense, or elsewhere, requires grad or is negated
         return None
     written = np.empty(memory[0].shape, memory[0].dtype)
-    made = torch.from_numpy(written)
-    return CallMemory(*memory, written, made.view(dtype) if half else made)
+    tensor = torch.from_numpy(written)
+    return CallMemory(*memory, written, tensor.view(dtype) if half else tensor)
 
 
 def wide_dtype(tensor: Any) -> str:

@@ -111,8 +111,8 @@ class TorchBackend:
             return value.to(self.device, value.dtype if torch_dtype is None else torch_dtype)
         # A tensor must not share read-only memory. Arrays that Dynamo traces are tensors already.
         shared = torch.compiler.is_dynamo_compiling() or value.flags.writeable
-        made = torch.as_tensor if shared else torch.tensor
-        return made(value, dtype=torch_dtype, device=self.device)
+        convert = torch.as_tensor if shared else torch.tensor
+        return convert(value, dtype=torch_dtype, device=self.device)
 
     def cast(self, array: Any, dtype: Any) -> Any:
         return array.to(getattr(self.xp, dtype) if isinstance(dtype, str) else dtype)

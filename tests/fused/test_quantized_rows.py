@@ -108,7 +108,7 @@ def test_rows_of_a_batch_may_share_numbers_but_not_scales(isa: str) -> None:
 def test_other_biases_and_keywords(isa: str) -> None:
     query, *rows = inputs(1, 4, 4, 40, 200, 24)
     key, value = quantized(*rows)
-    alike = key.dequantized(), value.dequantized()
+    dequantized = key.dequantized(), value.dequantized()
     options: list[tuple[Any, dict[str, Any]]] = [
         (na.KerpleLog(np.ones(4), np.ones(4)), {}),
         (random(5, 1, 4, 40, 200), {}),
@@ -120,7 +120,7 @@ def test_other_biases_and_keywords(isa: str) -> None:
     for bias, keywords in options:
         results, expected = (
             na.attention(query, *pair, bias, **keywords, return_logsumexp=True)
-            for pair in ((key, value), alike)
+            for pair in ((key, value), dequantized)
         )
         # Products of number and scale are rounded before the dot product, or after it.
         np.testing.assert_allclose(results[0], expected[0], atol=3e-6)

@@ -6,6 +6,7 @@ where the host would wait.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,7 +90,8 @@ def slopes_on_device(factor: float) -> torch.Tensor:
     mask = torch.ones(1, 5, dtype=torch.bool, device="meta")
     problem = problem_of(mask, slice(0, 5), rule, settings.mask, unpadded=True)
     sizes: Any = (1, 5, 5)
-    given = Given(None, rule, None, None, None, sizes, mask.device, None, 0, settings, {}, None)
+    layer = SimpleNamespace(rule=rule)
+    given = Given(layer, None, None, None, sizes, mask.device, None, 0, settings, {}, None)
     made = Pass(given, mask, problem)
     (part,) = made.parts(made.bias_of(0), like)
     slopes: torch.Tensor = part.bias.left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from typing import Any
 
@@ -23,7 +24,17 @@ from model_runs import (
     state_of,
 )
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.family import REGISTERED
+from repository import ROOT
 from small_models import VOCABULARY, attentions, families, make_model
+
+
+def test_the_page_of_models_names_every_family() -> None:
+    page = (ROOT / "docs/models.md").read_text()
+    rows = "".join(re.findall(r"^\| .*\n", page, re.M))
+    ours = [x.name for x in REGISTERED.values() if x.forward.__module__.startswith("ntk_alibi.")]
+    assert {"BLOOM", "JinaBERT", "T5"} <= set(ours)
+    assert [name for name in ours if not re.search(rf"\b{name}\b", rows)] == []
 
 
 @families

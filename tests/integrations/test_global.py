@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ntk_alibi.integrations.families import transformers_families
+
 #: Everything that differs in transformers after `import ntk_alibi.integrations`.
 PROGRAM = """
 import sys
@@ -15,11 +17,7 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.falcon import modeling_falcon
 
-configs = [
-    getattr(transformers, f"{name}Config")
-    for name in ("Bloom", "Mpt", "Falcon", "T5", "MT5", "UMT5", "SwitchTransformers", "Pop2Piano",
-                 "Pix2StructText", "MPNet", "Llama", "GPT2", "Bert")
-]
+configs = [getattr(transformers, name) for name in sys.argv[2:]]
 places = {
     "PreTrainedModel": lambda: dict(vars(PreTrainedModel)),
     "attention": lambda: dict(AttentionInterface._global_mapping),
@@ -35,7 +33,9 @@ before = {name: place() for name, place in places.items()}
 import ntk_alibi.integrations
 
 if "patched" in sys.argv:
-    ntk_alibi.integrations.patch(transformers.BloomModel(configs[0](n_layer=1, n_head=1)))
+    ntk_alibi.integrations.patch(
+        transformers.BloomModel(transformers.BloomConfig(n_layer=1, n_head=1))
+    )
 
 for name, place in places.items():
     now = place()
@@ -44,18 +44,16 @@ for name, place in places.items():
 """
 
 SETTINGS = "alibi_attention alibi_causal_block alibi_log_n alibi_scaling alibi_sink alibi_window"
-FAMILIES = (
-    "Bloom", "Mpt", "Falcon", "T5", "MT5", "UMT5", "SwitchTransformers", "Pop2Piano",
-    "Pix2StructText", "MPNet",
-)  # fmt: skip
+CONFIGS = [family.config_class().__name__ for family in transformers_families()]
+OTHERS = ["LlamaConfig", "GPT2Config", "BertConfig"]
 
 EXPECTED = [
     "PreTrainedModel get_correct_attn_implementation post_init save_pretrained",
     "attention ntk_alibi",
     "masks ntk_alibi",
     "Falcon ntk_alibi",
-    *(f"{name}Config {SETTINGS} output_attentions" for name in FAMILIES),
-    *(f"{name}Config" for name in ("Llama", "GPT2", "Bert")),
+    *(f"{name} {SETTINGS} output_attentions" for name in CONFIGS),
+    *OTHERS,
     "torch",
 ]
 
@@ -63,7 +61,7 @@ EXPECTED = [
 @pytest.mark.slow
 def test_what_is_global() -> None:
     for when in ("imported", "patched"):
-        command = [sys.executable, "-c", PROGRAM, when]
+        command = [sys.executable, "-c", PROGRAM, when, *CONFIGS, *OTHERS]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         hook = " _global_module_registration_hooks" * (when == "patched")
         assert done.stdout.splitlines() == [*EXPECTED[:-1], EXPECTED[-1] + hook]

@@ -134,7 +134,7 @@ def test_models_without_alibi_are_refused() -> None:
         )
     )  # fmt: skip
     with pytest.raises(
-        ValueError, match=r"known family \(BLOOM, MPT, Falcon, T5, .*\), got LlamaForCausalLM"
+        ValueError, match=r"known family \(Baichuan-13B, BLOOM, Falcon, .*\), got LlamaForCausalLM"
     ):
         na.patch(llama, na.NTK(2.0))
     with pytest.raises(ValueError, match="got Linear"):

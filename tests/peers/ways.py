@@ -14,7 +14,7 @@ import pytest
 from transformers import FalconConfig, PreTrainedModel
 
 import ntk_alibi as na
-from ntk_alibi.integrations import known
+from ntk_alibi.integrations.families import transformers_families
 
 #: The ways: transformers' own code, `patch`, and our attn_implementation.
 WAYS = STOCK, FUSED, CONFIGURED = "stock", "fused", "configured"
@@ -22,7 +22,7 @@ WAYS = STOCK, FUSED, CONFIGURED = "stock", "fused", "configured"
 #: The environment variable with the way of a run.
 VARIABLE = "NTK_ALIBI_PEERS_WAY"
 
-FAMILIES = tuple(known.OF_TRANSFORMERS.values())
+FAMILIES = transformers_families()
 
 
 def pytest_configure(config: pytest.Config) -> None:

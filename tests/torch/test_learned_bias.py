@@ -68,8 +68,8 @@ def test_first_draws_are_those_of_the_authors() -> None:
         assert abs(values.mean() - most / 2) < 0.03 * most
     with torch.no_grad():
         first = learned_bias.LearnedBAM(8)().over(0, 50)
-    alike = na.KerplePower(na.alibi_slopes(8), 1.0).over(0, 50)
-    np.testing.assert_allclose(first, alike, rtol=1e-6, atol=2e-5)  # epsilon is 1e-5
+    expected = na.KerplePower(na.alibi_slopes(8), 1.0).over(0, 50)
+    np.testing.assert_allclose(first, expected, rtol=1e-6, atol=2e-5)  # epsilon is 1e-5
 
 
 def test_biases_start_with_the_values_that_are_given() -> None:
@@ -111,7 +111,7 @@ def test_forget_gates_can_start_as_alibi() -> None:
     with torch.no_grad():
         bias = gates(torch.zeros(1, 6, 16)).tensor(6, 6)
     torch.testing.assert_close(bias, na.ALiBi(4).tensor(6, 6, torch.float32))
-    alike = learned_bias.LearnedForgetGates(16, 4, bias=2.0)
-    assert alike.linear.bias.tolist() == [2.0] * 4
+    one_for_all = learned_bias.LearnedForgetGates(16, 4, bias=2.0)
+    assert one_for_all.linear.bias.tolist() == [2.0] * 4
     with pytest.raises(ValueError, match="bias must have 4 heads, got 3"):
         learned_bias.LearnedForgetGates(16, 4, bias=[1.0, 2.0, 3.0])

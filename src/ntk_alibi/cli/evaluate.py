@@ -236,7 +236,7 @@ def _next_steps(summary: Summary) -> list[str]:
     if best is None:
         return []
     return [
-        "to measure your model (BLOOM, MPT, Falcon or Baichuan), by its folder or hub name:",
+        "to measure your decoder with ALiBi, by its folder or hub name:",
         f"  ntk-alibi eval --quick --model MODEL --methods original {_files.command_line([best])}",
         "to stretch it, in Python:",
         f'  ntk_alibi.patch(model, "{best}")',

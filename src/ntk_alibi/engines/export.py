@@ -25,7 +25,7 @@ from torch import nn
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi._core import __version__
 from ntk_alibi.engines import FORMATS
-from ntk_alibi.integrations import known, patch
+from ntk_alibi.integrations import families, patch
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.settings import Settings, current, stack_of
 
@@ -155,7 +155,7 @@ def export(
     After an error the path holds what it held before.
 
     Args:
-        model: a BLOOM, MPT or Falcon of transformers, with its language model head.
+        model: a decoder with ALiBi of transformers, with its language model head.
         path: the file to write ("gguf"), or the folder (all other formats).
         scaling: as `patch` takes it: a scaling, its dict, or a method's name such as "max-bias:4".
             None exports the patch in force, or else the model as it was trained.
@@ -238,7 +238,7 @@ def checked(
     The model may lack its weights: a command checks its arguments before it loads them.
     """
     name, kind = checked_target(path, format, overwrite)
-    family, targets = known.found(model)
+    family, targets = families.found(model)
     if family is None or len(targets) != 1:
         raise ValueError(
             f"model must hold one decoder with ALiBi attention of a known family to be exported, "

@@ -17,10 +17,9 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
     from ntk_alibi.biases.slopes import ModelSlopes
-    from ntk_alibi.integrations import known, own_bias
+    from ntk_alibi.integrations import families, own_bias
     from ntk_alibi.integrations.attend import Attend
-    from ntk_alibi.integrations.family import BY_NAME, Family
-    from ntk_alibi.integrations.known import register
+    from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
     from ntk_alibi.integrations.settings import CONFIG_NAMES, scaling_and_log_n, settings_of
     from ntk_alibi.integrations.transformers_versions import (
@@ -163,10 +162,10 @@ def patch(
         >>> bool((stretched != before).any()), bool((model(ids).logits == before).all())
         (True, True)
     """
-    chosen, targets = known.found(model, family)
+    chosen, targets = families.found(model, family)
     if not targets:
         known_ones = f"the family {chosen.name}" if chosen else "a known family"
-        names = "" if chosen else f" ({', '.join(BY_NAME)})"
+        names = "" if chosen else f" ({families.listed(REGISTERED.values())})"
         parts = (getattr(part, "config", None) for part in model.modules())
         config = next((part for part in parts if part is not None), None)
         raise ValueError(
@@ -231,7 +230,7 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         >>> [patch.scaling for patch in na.patched(model)]
         [None, NTK(factor=4.0)]
     """
-    family, targets = known.found(model)
+    family, targets = families.found(model)
     return [] if family is None else handles(family, targets)
 
 
@@ -259,7 +258,7 @@ def unpatch(model: nn.Module) -> None:
 
 
 def tp_plan(config: Any) -> dict[str, str]:
-    """Return a plan for transformers' tensor parallelism of a BLOOM, MPT or Falcon with ALiBi.
+    """Return a plan for transformers' tensor parallelism of a decoder with ALiBi.
 
     transformers has none for these models. A patched model of this plan takes, on each rank, the
     slopes of the heads that the rank computes; the number of ranks must divide the heads.
@@ -283,11 +282,12 @@ def tp_plan(config: Any) -> dict[str, str]:
     check_version()
     from ntk_alibi.integrations.tensor_parallel import register_styles
 
-    for family in known.DECODERS:
+    found = families.transformers_families()
+    for family in found:
         if family.tensor_parallel is not None and isinstance(config, family.config_class()):
             register_styles()
             return family.tensor_parallel(config)
-    names = ", ".join(family.name for family in known.DECODERS)
+    names = families.listed(x for x in found if x.tensor_parallel is not None)
     raise ValueError(f"config must be of a known family ({names}), got {type(config).__name__}")
 
 

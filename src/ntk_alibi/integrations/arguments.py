@@ -60,13 +60,11 @@ def paged_cache_of(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_cache_in_use(arguments: Mapping[str, Any]) -> None:
-    """Refuse the second pass of generate() with a cache in a call whose use_cache is False.
+    """Refuse, of a call whose use_cache is False, the second pass of generate() with a cache.
 
     generate() passes the whole text then, one token more than the cache holds, and the cache would
     hold it twice. Other calls may read a cache without a wish to keep it.
     """
-    if arguments.get("use_cache") is not False:
-        return
     cache, inputs = cache_of(arguments), inputs_of(arguments)
     if cache is None or inputs is None:
         return

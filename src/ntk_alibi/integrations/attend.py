@@ -18,7 +18,7 @@ from ntk_alibi.integrations.forms import eager, fused
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.passes.given import Given, Sizes
 from ntk_alibi.integrations.passes.mask_values import check_tensor
-from ntk_alibi.integrations.settings import PATCHED
+from ntk_alibi.integrations.settings import form_of, stack_of
 from ntk_alibi.integrations.tokens import NAME, MaskMemory, Tokens, untraced
 
 #: The forms that attend by a pass, by the names that `patch` has for them.
@@ -192,18 +192,12 @@ class Attend:
     @property
     def may_learn(self) -> bool:
         """Whether the bias may have parameters: the model's own table, or a bias of the patch."""
-        model: Any = self.model
-        settings = getattr(model, PATCHED).stack[-1]
+        settings = stack_of(self.model)[-1]
         return self.table is not None or (settings is not None and settings.bias is not None)
 
     def is_eager(self, weights: Any) -> bool:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""
-        if weights:
-            return True
-        model: Any = self.model
-        settings = getattr(model, PATCHED).stack[-1]
-        form = model.config.alibi_attention if settings is None else settings.attention
-        return bool(form == "eager")
+        return bool(weights) or form_of(self.model) == "eager"
 
     def pass_of(
         self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool

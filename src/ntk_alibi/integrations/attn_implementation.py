@@ -19,15 +19,15 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from ntk_alibi.integrations import saving
+from ntk_alibi.integrations.families import listed, transformers_families
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.known import OF_TRANSFORMERS
 from ntk_alibi.integrations.patching import follow_config
 from ntk_alibi.integrations.settings import CONFIG_NAMES, PATCHED, own_config
 from ntk_alibi.integrations.tokens import MISUSE, NAME, Tokens
 from ntk_alibi.methods import find_misspelled_settings
 
 #: The families that are patched from the start.
-_FAMILIES = tuple(OF_TRANSFORMERS.values())
+_FAMILIES = transformers_families()
 
 
 class Configured:
@@ -100,8 +100,8 @@ def _follow(family: Family, model: Any) -> None:
     config = model.config
     if config._attn_implementation == NAME:
         follow_config(family, model)
-        known = (*CONFIG_NAMES, "alibi_bias_max")
-        if others := find_misspelled_settings(config, CONFIG_NAMES, known):
+        correct = (*CONFIG_NAMES, "alibi_bias_max")
+        if others := find_misspelled_settings(config, CONFIG_NAMES, correct):
             warnings.warn(
                 f"the model's config has {', '.join(others)}, which no model follows: settings "
                 f"of attn_implementation={NAME!r} are {', '.join(CONFIG_NAMES)}",
@@ -132,23 +132,22 @@ def _refuse_others() -> None:
     stock: Any = getattr(PreTrainedModel, "get_correct_attn_implementation", None)
     if stock is None:  # older versions have none
         return
-    ours = tuple(family.config_class() for family in _FAMILIES)
-    names = [family.name for family in _FAMILIES]
+    configs = tuple(family.config_class() for family in _FAMILIES)
 
     @functools.wraps(stock)
     def get_correct_attn_implementation(
         self: Any, requested: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        known = isinstance(self.config, ours)
-        if requested == NAME and not known and not getattr(self.config, "sub_configs", None):
+        of_family = isinstance(self.config, configs)
+        if requested == NAME and not of_family and not getattr(self.config, "sub_configs", None):
             raise ValueError(
-                f"attn_implementation='ntk_alibi' must be given to a {', '.join(names[:-1])} or "
-                f"{names[-1]}, got {type(self).__name__}, whose attention it is not for"
+                "attn_implementation='ntk_alibi' must be given to a model of a known family "
+                f"({listed(_FAMILIES)}), got {type(self).__name__}, whose attention it is not for"
             )
         try:
             return stock(self, requested, *args, **kwargs)
         except ValueError as error:
-            if not known:
+            if not of_family:
                 raise
             raise ValueError(f'{error} ntk_alibi has `attn_implementation="{NAME}"`.') from None
 

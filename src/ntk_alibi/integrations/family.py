@@ -31,8 +31,8 @@ from ntk_alibi.scaling import scaling_per
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 
-#: The known families and the registered ones, by name.
-BY_NAME: dict[str, Family] = {}
+#: All families, by name, in the order in which they were registered.
+REGISTERED: dict[str, Family] = {}
 
 
 def _nothing(*_: Any) -> Any:
@@ -64,15 +64,15 @@ class Code:
 
     def check(self, family: str, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         """Check that a model and its layers are of this code."""
-        known = class_named(self.model, model)
-        check_forward(model, known, self.model)
+        stock = class_named(self.model, model)
+        check_forward(model, stock, self.model)
         for name, parameters in self.methods.items():
-            check_parameters(family, getattr(known, name), parameters)
-        known = class_named(self.attention, layers[0]) if layers else None
+            check_parameters(family, getattr(stock, name), parameters)
+        stock = class_named(self.attention, layers[0]) if layers else None
         for layer in layers:
-            check_forward(layer, known, self.attention)
-        if known is not None:
-            check_parameters(family, known.forward, self.parameters)
+            check_forward(layer, stock, self.attention)
+        if stock is not None:
+            check_parameters(family, stock.forward, self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ class Family:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Let pickles name a family that both processes know."""
-        if BY_NAME.get(self.name) is self:
+        if REGISTERED.get(self.name) is self:
             return _family_named, (self.name,)
         return super().__reduce_ex__(protocol)
 
@@ -344,7 +344,7 @@ def of_transformers(
 
 
 def _family_named(name: str) -> Family:
-    return BY_NAME[name]
+    return REGISTERED[name]
 
 
 def check_family(value: Any) -> Family:
@@ -354,3 +354,31 @@ def check_family(value: Any) -> Family:
             f"family must be an ntk_alibi.integrations.Family, got {type(value).__name__}"
         )
     return value
+
+
+def register(family: Family) -> None:
+    """Let `patch` find the models of a family.
+
+    Args:
+        family: the family; it is asked before those that were registered earlier.
+
+    Raises:
+        TypeError: family is no `Family`.
+        ValueError: its name is taken.
+
+    Example:
+        >>> from ntk_alibi.integrations import Family, register
+        >>> register(
+        ...     Family(
+        ...         name="Tiny",
+        ...         matches=lambda module: type(module).__name__ == "TinyDecoder",
+        ...         layers=lambda model: list(model.layers),
+        ...         forward=lambda attend, layer, hidden: layer.mix(hidden, attend),
+        ...         slopes=lambda model: model.heads,
+        ...     )
+        ... )
+    """
+    name = check_family(family).name
+    if name.lower() in map(str.lower, REGISTERED):
+        raise ValueError(f"name of a family must be one that is not taken, got {name!r}")
+    REGISTERED[name] = family

@@ -7,6 +7,7 @@ The hook passes on what it read in place of the attention_mask, which no model d
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,12 +27,32 @@ from ntk_alibi.integrations.packed_segments import PackedSegments, describing, s
 from ntk_alibi.integrations.passes.mask_values import check_inputs, check_shape, shown
 from ntk_alibi.integrations.settings import PATCHED
 from ntk_alibi.integrations.tokens import Tokens, untraced
-from ntk_alibi.integrations.transformers_versions import is_model
 from ntk_alibi.masks import checked_positions
 
 #: The attribute of a patched model that keeps the models with the hook, each with its handle, in a
 #: tuple, so that they are no parts.
 _KEPT = "_ntk_alibi_outer_models"
+
+
+def models_that_hold(target: nn.Module, modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return those modules that are models of transformers or PEFT, and hold a module or are it."""
+    models = [x for x in modules if is_model(x)]
+    return [x for x in models if any(part is target for part in x.modules())]
+
+
+def all_modules() -> list[nn.Module]:
+    """Return the modules of this process, in less than 0.1 s: no module knows what holds it."""
+    modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
+    return [x for x in modules if "_modules" in vars(x)]
+
+
+def is_model(module: nn.Module) -> bool:
+    """Return whether a module is a model of transformers, or one that PEFT puts around it."""
+    for base in type(module).__mro__:
+        library = base.__module__.partition(".")[0]
+        if library == "peft" or (base.__name__ == "PreTrainedModel" and library == "transformers"):
+            return True
+    return False
 
 
 def keep(models: Iterable[nn.Module], target: nn.Module) -> None:
@@ -83,7 +104,7 @@ def _read(
     if isinstance(given.get("attention_mask"), Tokens):
         return None
     # Layers of this form get masks of all pairs. No configuration asks for it.
-    traceable = settings is not None and settings.attention == "traceable"
+    traceable = settings is not None and settings.traceable
     of_pairs = getattr(given.get("attention_mask"), "ndim", 2) == 4
     of_pairs = of_pairs and paged_cache_of(given) is None  # whose masks say what its indices say
     passed = dict(given)

@@ -49,11 +49,11 @@ def restore(module: nn.Module, name: str, values: tuple[Any, ...]) -> None:
 @contextmanager
 def replaced(replacements: Iterable[tuple[nn.Module, str, Any]]) -> Iterator[None]:
     """Put replacements in force for a time."""
-    made = [override(*replacement) for replacement in replacements]
+    replaced_ones = [override(*replacement) for replacement in replacements]
     try:
         yield
     finally:
-        for replacement in made:
+        for replacement in replaced_ones:
             restore(*replacement)
 
 

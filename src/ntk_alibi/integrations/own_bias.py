@@ -49,43 +49,43 @@ def bias_of_argument(value: Any) -> Any:
     return None
 
 
-def check(bias: Any, heads: int, layers: int, *, encoder: bool) -> None:
+def check(given: Any, heads: int, layers: int, *, encoder: bool) -> None:
     """Check that a bias is one of positions alone, and of a model's heads, layers and sides."""
-    for layer, own in by_layer(bias).items():
+    for layer, own in by_layer(given).items():
         if layer is not None and layer >= layers:
             raise ValueError(
                 f"scaling must be a dict of layers below {layers}, the number of the model's "
                 f"layers, got {layer}"
             )
-        made = own
+        bias = own
         if isinstance(own, nn.Module):
             try:
                 with torch.no_grad():
-                    made = returned(own)
+                    bias = returned(own)
             except (TypeError, AttributeError) as error:
                 raise ValueError(
                     "scaling must be a module that returns a bias without hidden states, got "
                     f"{type(own).__name__}, which raises {error!r}"
                 ) from error
-        if not callable(getattr(made, "kernel_bias", None)):
+        if not callable(getattr(bias, "kernel_bias", None)):
             raise ValueError(
                 f"scaling must be a module that returns a BiasObject, got {type(own).__name__}, "
-                f"which returns {type(made).__name__}"
+                f"which returns {type(bias).__name__}"
             )
-        if made.num_heads != heads:
+        if bias.num_heads != heads:
             raise ValueError(
-                f"scaling must be a bias of the model's {heads} heads, got {_checks.briefly(made)}"
+                f"scaling must be a bias of the model's {heads} heads, got {_checks.briefly(bias)}"
             )
-        if encoder and getattr(made, "sides", None) == "causal":
+        if encoder and getattr(bias, "sides", None) == "causal":
             raise ValueError(
                 "scaling must be a bias of both sides for an encoder, such as one with "
-                f"sides='symmetric', got {_checks.briefly(made)}"
+                f"sides='symmetric', got {_checks.briefly(bias)}"
             )
-        of_queries = getattr(made, "query_length", None) is not None
-        if of_queries or getattr(made, "per_token", False):
+        of_queries = getattr(bias, "query_length", None) is not None
+        if of_queries or getattr(bias, "per_token", False):
             raise ValueError(
                 "scaling must be a bias of positions alone, got one with values of single tokens, "
-                f"{_checks.briefly(made)}"
+                f"{_checks.briefly(bias)}"
             )
 
 

@@ -29,11 +29,7 @@ from ntk_alibi.integrations.settings import (
 )
 from ntk_alibi.integrations.tables import LayerTable
 from ntk_alibi.integrations.tokens import NAME, MaskMemory
-from ntk_alibi.integrations.transformers_versions import (
-    all_modules,
-    models_that_hold,
-    version_is_tested,
-)
+from ntk_alibi.integrations.transformers_versions import version_is_tested
 
 #: The patches of a model that is compared with itself: one, without scaling.
 PLAIN = (Settings(None),)
@@ -138,8 +134,8 @@ def apply(
                 if not stack and family.code is None:
                     numeric_check.compare(family, target, partial(_stack, family, stack=PLAIN))
                 alone = model is target and family.decoder and not stack
-                modules = all_modules() if alone else model.modules()
-                around = models_that_hold(target, modules)
+                modules = outer_models.all_modules() if alone else model.modules()
+                around = outer_models.models_that_hold(target, modules)
                 _stack(family, target, (*stack, settings))
                 if family.decoder:
                     outer_models.keep(around, target)

@@ -35,7 +35,7 @@ class Table:
     bias: Callable[[Any], BiasObject]
     kept: tuple[torch.Tensor, BiasObject] | None = field(init=False, default=None)
 
-    def made(self, device: torch.device) -> BiasObject:
+    def bias_now(self, device: torch.device) -> BiasObject:
         """Return the bias of the table as it is now."""
         embedding: Any = self.owner.relative_attention_bias
         rows = embedding(torch.arange(self.buckets, device=device))
@@ -67,12 +67,12 @@ class LayerTable:
         checkpointing, it makes a bias of its own.
         """
         recorded = torch.is_grad_enabled()
-        made = kept.get(self.table)
-        if not self.first and made is not None and (made[1] or not recorded):
-            bias: BiasObject = made[0]
+        of_first = kept.get(self.table)
+        if not self.first and of_first is not None and (of_first[1] or not recorded):
+            bias: BiasObject = of_first[0]
             return bias
-        bias = self.table.made(device)
-        if self.first or made is None:
+        bias = self.table.bias_now(device)
+        if self.first or of_first is None:
             kept[self.table] = bias, recorded
         return bias
 

@@ -18,11 +18,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 NAME = "ntk_alibi"
 
 MISUSE = (
-    "attn_implementation='ntk_alibi' must be given when a BLOOM, MPT, Falcon, T5 or MPNet is made, "
-    "to from_pretrained or from_config, and the patch must stay until the backward pass of a "
-    "gradient-checkpointed forward is done, which runs that forward again; this model was made "
-    "without the name, or is of another family, or the patch was undone before, or a layer was "
-    "replaced: patch again after replacing layers"
+    "attn_implementation='ntk_alibi' must be given when a model is made, to from_pretrained or "
+    "from_config, and the patch must stay until the backward pass of a gradient-checkpointed "
+    "forward is done, which runs that forward again; this model was made without the name, or is "
+    "of another family, or the patch was undone before, or a layer was replaced: patch again after "
+    "replacing layers"
 )
 
 
@@ -131,10 +131,10 @@ class MaskMemory:
         """
         of = version_of(mask), *of
         owner = self if mask is None else mask
-        known = self.tokens.get(owner)
+        kept = self.tokens.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again.
-        if attend.number > 0 and known is not None and known[0] == of:
-            tokens: Tokens = known[1]
+        if attend.number > 0 and kept is not None and kept[0] == of:
+            tokens: Tokens = kept[1]
         else:
             hidden = attend.family.masks_hidden and getattr(mask, "ndim", 2) == 4
             tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)

@@ -1,8 +1,7 @@
-"""transformers' versions and models, asked without importing transformers."""
+"""transformers' versions and classes, asked without importing transformers."""
 
 from __future__ import annotations
 
-import gc
 import inspect
 import sys
 from collections.abc import Iterable
@@ -54,9 +53,9 @@ def class_named(name: str, part: nn.Module) -> Any:
     return None
 
 
-def check_forward(part: nn.Module, known: Any, name: str) -> None:
+def check_forward(part: nn.Module, stock: Any, name: str) -> None:
     """Check that a module has the forward of a class of transformers; None means no class."""
-    if known is None or type(part).forward is not known.forward:
+    if stock is None or type(part).forward is not stock.forward:
         raise ValueError(
             f"model must have the forward method of transformers' {name}, got a "
             f"{type(part).__name__} with another forward"
@@ -70,24 +69,3 @@ def check_parameters(family: str, function: Any, names: Iterable[str]) -> None:
             f"transformers {transformers_version()} is not what the {family} patch expects: "
             f"{function.__qualname__} has no {', '.join(sorted(missing))}"
         )
-
-
-def models_that_hold(target: nn.Module, modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return those modules that are models of transformers or PEFT, and hold a module or are it."""
-    models = [x for x in modules if is_model(x)]
-    return [x for x in models if any(part is target for part in x.modules())]
-
-
-def all_modules() -> list[nn.Module]:
-    """Return the modules of this process, in less than 0.1 s: no module knows what holds it."""
-    modules = [x for x in gc.get_objects() if issubclass(type(x), nn.Module)]
-    return [x for x in modules if "_modules" in vars(x)]
-
-
-def is_model(module: nn.Module) -> bool:
-    """Return whether a module is a model of transformers, or one that PEFT puts around it."""
-    for base in type(module).__mro__:
-        library = base.__module__.partition(".")[0]
-        if library == "peft" or (base.__name__ == "PreTrainedModel" and library == "transformers"):
-            return True
-    return False

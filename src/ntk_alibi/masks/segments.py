@@ -145,9 +145,9 @@ class SegmentIds(NamedTuple):
         return backend.cast(columns - backend.running_maximum(begins), "int32")
 
     def _check_ascent(self, at_keys: NDArray[np.int32]) -> None:
-        falls = (np.diff(at_keys) < 0) & (self.keys[:, 1:] == self.keys[:, :-1])
-        if falls.any():
-            row, column = np.argwhere(falls)[0]
+        decreases = (np.diff(at_keys) < 0) & (self.keys[:, 1:] == self.keys[:, :-1])
+        if decreases.any():
+            row, column = np.argwhere(decreases)[0]
             before, after = at_keys[row if len(at_keys) > 1 else 0, column : column + 2]
             raise ValueError(
                 f"key_positions must not decrease within a segment of segment_ids, got {before} "

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import PatchHandle, known, patch
+from ntk_alibi.integrations import PatchHandle, families, patch
 from ntk_alibi.integrations.overriding import in_evaluation
 from ntk_alibi.methods import Method, as_method, train_length_or_default
 
@@ -190,7 +190,7 @@ def _kept(model: nn.Module, heads: list[int], step: int) -> Iterator[list[NDArra
         kept.append(_pooled(output[1], heads, step))
         return (output[0], output[1][..., :0, :0], *output[2:])
 
-    family, targets = known.found(model)
+    family, targets = families.found(model)
     layers = [layer for target in targets for layer in family.layers(target)] if family else []
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:

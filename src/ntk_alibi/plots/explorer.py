@@ -124,7 +124,7 @@ def explore(
     and key, their distance and the weight under the pointer.
 
     Args:
-        model: a BLOOM, MPT or Falcon that `patch` takes; with methods=None, any transformers model
+        model: a decoder that `patch` takes; with methods=None, any transformers model
             that returns attention weights.
         tokenizer: the model's tokenizer.
         text: text of at least one token.

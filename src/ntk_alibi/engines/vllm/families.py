@@ -64,8 +64,9 @@ FALCON = Family(
         config.num_attention_heads, config.hidden_size // config.num_attention_heads
     ),
 )
+FAMILIES = (BLOOM, FALCON)
 
 
 def find_family(architecture: str) -> Family | None:
     """Return the family of an architecture such as "BloomForCausalLM", or None."""
-    return next((family for family in (BLOOM, FALCON) if family.has(architecture)), None)
+    return next((family for family in FAMILIES if family.has(architecture)), None)

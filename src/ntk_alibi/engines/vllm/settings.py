@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ntk_alibi import _checks
-from ntk_alibi.engines.vllm.families import Family
+from ntk_alibi.engines.vllm.families import FAMILIES, Family
 from ntk_alibi.methods import find_misspelled_settings
 from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, split_knee
 
@@ -133,8 +133,8 @@ def check_no_settings(config: Any, architecture: str) -> None:
     if scaling is not None:
         raise ValueError(
             f"alibi_scaling must be left out for {architecture} without ALiBi of a known family "
-            f"(BLOOM, Falcon with alibi=true), got {scaling!r}, which vLLM would ignore: set "
-            "it to null in --hf-overrides"
+            f"({', '.join(family.name for family in FAMILIES)}), got {scaling!r}, which vLLM would "
+            "ignore: set it to null in --hf-overrides"
         )
 
 

@@ -33,7 +33,7 @@ def evaluate(
     """Run a study with progress bars and summarise it; answers that are in path are reused.
 
     Args:
-        model: an unpatched BLOOM, MPT or Falcon.
+        model: an unpatched decoder that `patch` takes.
         tokenizer: the model's tokenizer.
         plan: lengths, records and methods of the study.
         path: folder for all answers, which stays.
@@ -113,7 +113,7 @@ def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
     for method in ("named_parameters", "get_output_embeddings"):
         if isinstance(model, type) or not callable(getattr(model, method, None)):
             got = _checks.briefly(model)
-            raise TypeError(f"model must be a BLOOM, MPT or Falcon of transformers, got {got}")
+            raise TypeError(f"model must be a decoder that na.patch takes, got {got}")
     _checks.tokenizer(tokenizer)
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"path must be a folder, got {folder!r}")

@@ -166,7 +166,7 @@ def search(
     """Search for the best method; answers that are in path are reused.
 
     Args:
-        model: an unpatched BLOOM, MPT or Falcon.
+        model: an unpatched decoder that `patch` takes.
         tokenizer: the model's tokenizer.
         wanted: the settings of the search.
         path: folder for all answers, which stays.

@@ -16,7 +16,7 @@ from torch import nn
 
 from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.family import Family
+from ntk_alibi.integrations.family import Family, register
 
 #: The padding of the pass that runs, from the model's forward to its `get_alibi_mask`.
 _PADDING: ContextVar[torch.Tensor | None] = ContextVar("padding")
@@ -101,17 +101,19 @@ def _mask_of_length(model: Any, tensor: torch.Tensor, seq_length_with_past: int)
     return mask
 
 
-FAMILY = Family(
-    name="Baichuan-13B",
-    matches=_matches,
-    layers=lambda model: [layer.self_attn for layer in model.layers],
-    forward=_forward,
-    slopes=lambda model: model.n_head,
-    replacements=lambda model: [
-        (model, "forward", partial(_model_forward, positional_names(model))),
-        (model, "get_alibi_mask", _padding),
-    ],
-    release=_release,
-    while_compared=lambda model: [(model, "get_alibi_mask", _mask_of_length)],
-    train_length=lambda model: model.config.model_max_length,
+register(
+    Family(
+        name="Baichuan-13B",
+        matches=_matches,
+        layers=lambda model: [layer.self_attn for layer in model.layers],
+        forward=_forward,
+        slopes=lambda model: model.n_head,
+        replacements=lambda model: [
+            (model, "forward", partial(_model_forward, positional_names(model))),
+            (model, "get_alibi_mask", _padding),
+        ],
+        release=_release,
+        while_compared=lambda model: [(model, "get_alibi_mask", _mask_of_length)],
+        train_length=lambda model: model.config.model_max_length,
+    )
 )

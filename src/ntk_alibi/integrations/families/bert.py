@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.family import Family
+from ntk_alibi.integrations.family import Family, register
 from ntk_alibi.integrations.settings import Settings
 
 #: A length for which an encoder never makes its bias again.
@@ -50,9 +50,9 @@ def _rebuild(model: Any, size: int | None) -> None:
     if size is None:
         return
     encoder, like = model.encoder, model.encoder.alibi
-    made = encoder.rebuild_alibi_tensor(size=size, device=like.device)
-    made = encoder.alibi if made is None else made
-    encoder.alibi = made.to(like.dtype)
+    bias = encoder.rebuild_alibi_tensor(size=size, device=like.device)
+    bias = encoder.alibi if bias is None else bias
+    encoder.alibi = bias.to(like.dtype)
 
 
 def _check_jina(model: Any, _: Settings) -> None:
@@ -134,19 +134,25 @@ _COMMON: dict[str, Any] = {
     "rebuild": _rebuild,
 }
 
-JINA = Family(
-    name="JinaBERT",
-    matches=lambda module: all(hasattr(_attention(module), x) for x in ("query", "key", "value")),
-    forward=_jina_forward,
-    check=_check_jina,
-    **_COMMON,
+register(
+    Family(
+        name="JinaBERT",
+        matches=lambda module: all(
+            hasattr(_attention(module), x) for x in ("query", "key", "value")
+        ),
+        forward=_jina_forward,
+        check=_check_jina,
+        **_COMMON,
+    )
 )
 
-MOSAIC = Family(
-    name="MosaicBERT",
-    matches=lambda module: hasattr(_attention(module), "Wqkv"),
-    forward=_mosaic_forward,
-    # A layer takes its path in torch, not in Triton, where weights are dropped in training.
-    while_compared=lambda model: [(_attention(model), "p_dropout", 1.0)],
-    **_COMMON,
+register(
+    Family(
+        name="MosaicBERT",
+        matches=lambda module: hasattr(_attention(module), "Wqkv"),
+        forward=_mosaic_forward,
+        # A layer takes its path in torch, not in Triton, where weights are dropped in training.
+        while_compared=lambda model: [(_attention(model), "p_dropout", 1.0)],
+        **_COMMON,
+    )
 )

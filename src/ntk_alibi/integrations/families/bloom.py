@@ -18,7 +18,7 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.family import Replacement, check_states, of_transformers
+from ntk_alibi.integrations.family import Replacement, check_states, of_transformers, register
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.settings import Settings, form_of
 from ntk_alibi.integrations.tokens import Tokens, untraced
@@ -153,24 +153,26 @@ def _check(model: Any, settings: Settings) -> None:
     _checks.check_equal("log_n", settings.log_n, None, where)
 
 
-FAMILY = of_transformers(
-    name="BLOOM",
-    model="BloomModel",
-    attention="BloomAttention",
-    config="BloomConfig",
-    parameters=("hidden_states", "residual", "alibi", "attention_mask", "layer_past"),
-    methods={"build_alibi_tensor": ("attention_mask", "num_heads", "dtype")},
-    layers=lambda model: [block.self_attention for block in model.h],
-    forward=_forward,
-    slopes=lambda model: ModelSlopes.for_bloom(model.num_heads),
-    replacements=_replacements,
-    check=_check,
-    output="dense",
-    decoder=True,
-    tensor_parallel=lambda _: {  # each head with its queries, keys and values
-        "transformer.h.*.self_attention.query_key_value": "colwise",
-        "transformer.h.*.self_attention.dense": "rowwise",
-        "transformer.h.*.mlp.dense_h_to_4h": "colwise",
-        "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
-    },
+register(
+    of_transformers(
+        name="BLOOM",
+        model="BloomModel",
+        attention="BloomAttention",
+        config="BloomConfig",
+        parameters=("hidden_states", "residual", "alibi", "attention_mask", "layer_past"),
+        methods={"build_alibi_tensor": ("attention_mask", "num_heads", "dtype")},
+        layers=lambda model: [block.self_attention for block in model.h],
+        forward=_forward,
+        slopes=lambda model: ModelSlopes.for_bloom(model.num_heads),
+        replacements=_replacements,
+        check=_check,
+        output="dense",
+        decoder=True,
+        tensor_parallel=lambda _: {  # each head with its queries, keys and values
+            "transformer.h.*.self_attention.query_key_value": "colwise",
+            "transformer.h.*.self_attention.dense": "rowwise",
+            "transformer.h.*.mlp.dense_h_to_4h": "colwise",
+            "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
+        },
+    )
 )

@@ -15,7 +15,7 @@ import torch
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.distributed.exchange import sum_gradient_over_ranks
 from ntk_alibi.distributed.ranks import Ranks
-from ntk_alibi.integrations.family import check_states, mesh_of, of_transformers
+from ntk_alibi.integrations.family import check_states, mesh_of, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import OWN_OUTPUT, WHOLE
 
@@ -85,20 +85,22 @@ def _check(model: Any, _: Settings) -> None:
         raise ValueError("model must be a Falcon with ALiBi, got one with rotary embeddings")
 
 
-FAMILY = of_transformers(
-    name="Falcon",
-    model="FalconModel",
-    attention="FalconAttention",
-    config="FalconConfig",
-    parameters=("hidden_states", "alibi", "attention_mask", "layer_past"),
-    layers=lambda model: [block.self_attention for block in model.h],
-    forward=_forward,
-    slopes=lambda model: ModelSlopes.for_falcon(
-        model.num_heads, model.embed_dim // model.num_heads
-    ),
-    replacements=lambda model: [(model, "use_alibi", False)],
-    check=_check,
-    output="dense",
-    decoder=True,
-    tensor_parallel=_tensor_parallel,
+register(
+    of_transformers(
+        name="Falcon",
+        model="FalconModel",
+        attention="FalconAttention",
+        config="FalconConfig",
+        parameters=("hidden_states", "alibi", "attention_mask", "layer_past"),
+        layers=lambda model: [block.self_attention for block in model.h],
+        forward=_forward,
+        slopes=lambda model: ModelSlopes.for_falcon(
+            model.num_heads, model.embed_dim // model.num_heads
+        ),
+        replacements=lambda model: [(model, "use_alibi", False)],
+        check=_check,
+        output="dense",
+        decoder=True,
+        tensor_parallel=_tensor_parallel,
+    )
 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ntk_alibi.biases.t5 import T5
-from ntk_alibi.integrations.family import of_transformers
+from ntk_alibi.integrations.family import of_transformers, register
 from ntk_alibi.integrations.tables import Table
 
 #: The number of buckets.
@@ -26,7 +26,7 @@ def _no_matrix(_: Any, __: torch.Tensor) -> None:
     """Replace MPNetEncoder.compute_position_bias."""
 
 
-def _hand_on(_: Any, attention_mask: Any, *__: Any, **___: Any) -> Any:
+def _mask_as_given(_: Any, attention_mask: Any, *__: Any, **___: Any) -> Any:
     """Replace get_extended_attention_mask, by which older versions make a mask to add."""
     return attention_mask
 
@@ -61,20 +61,22 @@ def _check(model: Any, _: Any) -> None:
         )
 
 
-FAMILY = of_transformers(
-    name="MPNet",
-    model="MPNetModel",
-    attention="MPNetSelfAttention",
-    config="MPNetConfig",
-    parameters=("hidden_states", "attention_mask", "position_bias", "output_attentions"),
-    layers=lambda model: [layer.attention.attn for layer in model.encoder.layer],
-    forward=_forward,
-    slopes=lambda model: model.encoder.n_heads,
-    causal=False,
-    replacements=lambda model: [
-        (model.encoder, "compute_position_bias", _no_matrix),
-        (model, "get_extended_attention_mask", _hand_on),
-    ],
-    check=_check,
-    tables=lambda model: [Table(model.encoder, BUCKETS, _bias)] * len(model.encoder.layer),
+register(
+    of_transformers(
+        name="MPNet",
+        model="MPNetModel",
+        attention="MPNetSelfAttention",
+        config="MPNetConfig",
+        parameters=("hidden_states", "attention_mask", "position_bias", "output_attentions"),
+        layers=lambda model: [layer.attention.attn for layer in model.encoder.layer],
+        forward=_forward,
+        slopes=lambda model: model.encoder.n_heads,
+        causal=False,
+        replacements=lambda model: [
+            (model.encoder, "compute_position_bias", _no_matrix),
+            (model, "get_extended_attention_mask", _mask_as_given),
+        ],
+        check=_check,
+        tables=lambda model: [Table(model.encoder, BUCKETS, _bias)] * len(model.encoder.layer),
+    )
 )

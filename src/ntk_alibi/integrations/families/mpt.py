@@ -15,7 +15,7 @@ from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
-from ntk_alibi.integrations.family import check_states, of_transformers
+from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tensor_parallel import PACKED
 from ntk_alibi.integrations.tokens import Tokens
@@ -85,30 +85,32 @@ def _with_its_slopes(model: Any, *args: Any, **others: Any) -> torch.Tensor:
     return bias
 
 
-FAMILY = of_transformers(
-    while_compared=lambda model: [(model, "build_mpt_alibi_tensor", _with_its_slopes)],
-    name="MPT",
-    model="MptModel",
-    attention="MptAttention",
-    config="MptConfig",
-    parameters=("hidden_states", "position_bias", CACHE, "attention_mask"),
-    layers=lambda model: [block.attn for block in model.blocks],
-    forward=_forward,
-    slopes=lambda model: ModelSlopes.for_mpt(
-        model.num_heads, model.config.attn_config.alibi_bias_max
-    ),
-    replacements=lambda model: [
-        (model, "build_mpt_alibi_tensor", _no_tensor),
-        (model.blocks[0], "forward", _first_block),
-    ],
-    check=_check,
-    output="out_proj",
-    decoder=True,
-    masks_hidden=True,
-    tensor_parallel=lambda _: {  # the weights of queries, keys and values of all heads are packed
-        "transformer.blocks.*.attn.Wqkv": PACKED,
-        "transformer.blocks.*.attn.out_proj": "rowwise",
-        "transformer.blocks.*.ffn.up_proj": "colwise",
-        "transformer.blocks.*.ffn.down_proj": "rowwise",
-    },
+register(
+    of_transformers(
+        while_compared=lambda model: [(model, "build_mpt_alibi_tensor", _with_its_slopes)],
+        name="MPT",
+        model="MptModel",
+        attention="MptAttention",
+        config="MptConfig",
+        parameters=("hidden_states", "position_bias", CACHE, "attention_mask"),
+        layers=lambda model: [block.attn for block in model.blocks],
+        forward=_forward,
+        slopes=lambda model: ModelSlopes.for_mpt(
+            model.num_heads, model.config.attn_config.alibi_bias_max
+        ),
+        replacements=lambda model: [
+            (model, "build_mpt_alibi_tensor", _no_tensor),
+            (model.blocks[0], "forward", _first_block),
+        ],
+        check=_check,
+        output="out_proj",
+        decoder=True,
+        masks_hidden=True,
+        tensor_parallel=lambda _: {  # all heads' weights of queries, keys and values are packed
+            "transformer.blocks.*.attn.Wqkv": PACKED,
+            "transformer.blocks.*.attn.out_proj": "rowwise",
+            "transformer.blocks.*.ffn.up_proj": "colwise",
+            "transformer.blocks.*.ffn.down_proj": "rowwise",
+        },
+    )
 )

@@ -16,7 +16,7 @@ from torch import nn
 
 from ntk_alibi.biases.t5 import T5
 from ntk_alibi.integrations.arguments import CACHE, cache_of
-from ntk_alibi.integrations.family import Family, of_transformers
+from ntk_alibi.integrations.family import of_transformers, register
 from ntk_alibi.integrations.tables import Table
 
 
@@ -116,8 +116,8 @@ def _attend(
     return output, weights
 
 
-def _family(prefix: str, **others: Any) -> Family:
-    """Return a family with T5's names, but for the others that are given."""
+def _register(prefix: str, **others: Any) -> None:
+    """Register a family with T5's names, but for the others that are given."""
 
     def layers(stack: Any) -> list[nn.Module]:
         return [block.layer[0].SelfAttention for block in stack.block]
@@ -138,12 +138,13 @@ def _family(prefix: str, **others: Any) -> Family:
         **others,
     }
     of_model = fields["layers"]
-    return of_transformers(
+    family = of_transformers(
         slopes=lambda model: of_model(model)[0].n_heads,
         causal=_is_causal,
         tables=lambda model: _tables(model, of_model(model)),
         **fields,
     )
+    register(family)
 
 
 def _check_decoder(model: Any, _: Any) -> None:
@@ -153,22 +154,20 @@ def _check_decoder(model: Any, _: Any) -> None:
         )
 
 
-FAMILIES = (
-    _family("T5"),
-    _family("MT5", name="mT5"),
-    _family(
-        "UMT5",
-        forward=_umt5_forward,
-        parameters=("hidden_states", "encoder_hidden_states", CACHE, "attention_mask"),
-    ),
-    _family("SwitchTransformers"),
-    _family("Pop2Piano"),
-    _family(
-        "Pix2StructText",
-        name="Pix2Struct",
-        model="Pix2StructTextModel",
-        layers=lambda model: [block.self_attention.attention for block in model.layer],
-        crossing=lambda model: [block.encoder_decoder_attention.attention for block in model.layer],
-        check=_check_decoder,
-    ),
+_register("T5")
+_register("MT5", name="mT5")
+_register(
+    "UMT5",
+    forward=_umt5_forward,
+    parameters=("hidden_states", "encoder_hidden_states", CACHE, "attention_mask"),
+)
+_register("SwitchTransformers")
+_register("Pop2Piano")
+_register(
+    "Pix2StructText",
+    name="Pix2Struct",
+    model="Pix2StructTextModel",
+    layers=lambda model: [block.self_attention.attention for block in model.layer],
+    crossing=lambda model: [block.encoder_decoder_attention.attention for block in model.layer],
+    check=_check_decoder,
 )

@@ -22,7 +22,7 @@ from ntk_alibi.masks import ALL, Cut
 
 #: A function of query, key, value and `norms`, which returns the output first, and whether norms
 #: are of use.
-Ready = tuple[Callable[..., tuple[Any, Any]], bool]
+Prepared = tuple[Callable[..., tuple[Any, Any]], bool]
 
 
 def attend(
@@ -47,22 +47,22 @@ def attend(
         scale: the factor of the products.
         dropout: the probability of dropping a weight.
     """
-    way, ready, bias, norms = way_of(query, key, value), None, None, None
+    way, prepared, bias, norms = way_of(query, key, value), None, None, None
     if way is Way.CORE and not (dropout or torch.is_grad_enabled()):
-        ready = forward_pass.prepared.get((layer.shares, scale))
-    if ready is None:
+        prepared = forward_pass.prepared.get((layer.shares, scale))
+    if prepared is None:
         bias = forward_pass.bias_of(layer.number, layer.table)
         way = way_of(query, key, value, bias=bias)
     append = None
     if way is Way.CORE and isinstance(cache, ReadAsHeld):
         append, norms = cache.append, cache.norms
     key, value, _ = layer.with_cached(forward_pass, key, value, cache, append)
-    if ready is None:
+    if prepared is None:
         if cache is not None and way is Way.CORE and is_recorded(key, value):
             way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
         dropped = checked_dropout(dropout, None, query, key.shape[2]) if dropout else None
-        ready = _prepared(layer, forward_pass, bias, query, scale, dropped, way)
-    attend_now, keeps_norms = ready
+        prepared = _prepare(layer, forward_pass, bias, query, scale, dropped, way)
+    attend_now, keeps_norms = prepared
     kept = norms(layer.number) if keeps_norms and norms is not None else None
     return attend_now(query, key, value, norms=kept)[0], None
 
@@ -106,7 +106,7 @@ def gradients(
     return sum(one.query for one in found), of_keys, of_values
 
 
-def _prepared(
+def _prepare(
     layer: Any,
     forward_pass: Pass,
     bias: Any,
@@ -114,7 +114,7 @@ def _prepared(
     scale: float,
     dropped: Dropout | None,
     way: Way,
-) -> Ready:
+) -> Prepared:
     """Return what attends in a layer.
 
     Layers with the same bias share it where torch records nothing.
@@ -128,10 +128,10 @@ def _prepared(
     if way is not Way.CORE or dropped is not None or len(parts) > 1:
         keeps_norms = way is Way.CORE and any(part.keeps_norms for part in parts)
         return partial(_attend_to_parts, parts, scale, factors, dropped, way), keeps_norms
-    ready = prepared_in_core(parts[0].bias, parts[0].problem, scale, factors), keeps_norms
+    prepared = prepared_in_core(parts[0].bias, parts[0].problem, scale, factors), keeps_norms
     if forward_pass.biases_shared and not torch.is_grad_enabled():
-        forward_pass.prepared[layer.shares, scale] = ready
-    return ready
+        forward_pass.prepared[layer.shares, scale] = prepared
+    return prepared
 
 
 def _attend_to_parts(

@@ -53,7 +53,7 @@ class Pass:
         settings: the choices of the patch.
         heads: the heads that this rank of tensor parallelism computes, or None for all.
         cache: a cache in place of the layers' own, or None.
-        alike: whether all layers whose tables are the same have the same bias.
+        biases_shared: whether all layers whose tables are the same have the same bias.
         ahead: the sides of slopes where a query may see keys ahead of it.
     """
 
@@ -63,7 +63,7 @@ class Pass:
     def __init__(self, given: Given, real: torch.Tensor, problem: Problem) -> None:
         self.real, self.problem = real, problem
         self.settings, self.heads = given.settings, given.heads
-        self.rule, self._own = given.rule, given.own
+        self.rule, self._own = given.attend.rule, given.own
         scaled = getattr(self.settings.scaling, "layers", None)
         self.biases_shared: bool = None in self._own if self._own else scaled is None
         #: What layers with the same table attend with in the core, where torch records nothing.
@@ -104,8 +104,8 @@ class Pass:
             arguments: its arguments.
         """
         parameters: Any = () if bias is None else getattr(bias, "parameters", None)
-        known = isinstance(parameters, tuple)  # a module's parameters are a method
-        if is_recorded(*parameters) if known else torch.is_grad_enabled():
+        listed = isinstance(parameters, tuple)  # a module's parameters are a method
+        if is_recorded(*parameters) if listed else torch.is_grad_enabled():
             return make(*arguments)
         place = make, id(bias), key
         if place not in self._kept:

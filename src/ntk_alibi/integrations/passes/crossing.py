@@ -38,7 +38,7 @@ def begin(given: Given) -> Pass:
     """
     batch, queries, keys = given.sizes
     if given.masks_pairs:
-        shape = batch, given.rule.heads, queries, keys
+        shape = batch, given.attend.rule.heads, queries, keys
         read = read_pairs(given.mask, given.name, shape, keys)
         problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
         return CrossingPass(given, read.real_keys(batch), problem)
@@ -50,7 +50,7 @@ def begin(given: Given) -> Pass:
         if made_of == of and torch.equal(last, real):
             return cast(Pass, forward_pass)
     at, unpadded = slice(0, queries), given.mask is None
-    problem = problem_of(real, at, given.rule, BIDIRECTIONAL, unpadded=unpadded)
+    problem = problem_of(real, at, given.attend.rule, BIDIRECTIONAL, unpadded=unpadded)
     forward_pass = CrossingPass(given, real, problem)
     if keeps:
         memory.crossing = of, real.clone(), forward_pass  # real may be a user's mask

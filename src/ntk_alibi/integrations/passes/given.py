@@ -11,7 +11,6 @@ import torch
 
 from ntk_alibi import _checks
 from ntk_alibi._torch_state import JIT, find_tracer
-from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.settings import Settings, check_layers, current, stack_of
 from ntk_alibi.integrations.tokens import Tokens
@@ -27,7 +26,6 @@ class Given(NamedTuple):
 
     Attributes:
         attend: the `Attend` of the layer.
-        rule: the rule of the model's slopes.
         mask: the mask, or None.
         positions: the position_ids beside a mask of four dimensions, or None.
         segments: `PackedSegments`, or None.
@@ -42,7 +40,6 @@ class Given(NamedTuple):
     """
 
     attend: Any
-    rule: ModelSlopes
     mask: Any
     positions: Any
     segments: Any
@@ -74,7 +71,7 @@ class Given(NamedTuple):
             cache: the cache before this pass, or None.
             weights: whether the caller wants all weights.
         """
-        model, family, rule = attend.model, attend.family, attend.rule
+        model, family = attend.model, attend.family
         settings = current(model)
         _checks.check_no_context_parallel()
         if attend.causal and not getattr(getattr(model, "config", None), "is_causal", True):
@@ -89,14 +86,13 @@ class Given(NamedTuple):
         if tracer := find_tracer():
             _check_tracer(tracer, family, settings)
         own = own_bias.biases_of(model, settings.bias) if settings.bias is not None else {}
-        heads = family.own_heads(attend.layer, model, rule.heads, settings, own)
+        heads = family.own_heads(attend.layer, model, attend.rule.heads, settings, own)
         past = 0 if cache is None else int(cache.get_seq_length(attend.number))
         if past and settings.scaling is not None and not attend.crosses:
             _warn_of_older_slopes(settings)
         mask, positions, segments = tokens.padding, tokens.positions, tokens.segments
         return Given(
             attend,
-            rule,
             mask,
             positions,
             segments,

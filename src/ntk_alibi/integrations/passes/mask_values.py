@@ -23,8 +23,8 @@ def shown(mask: torch.Tensor, name: str) -> torch.Tensor:
     if mask.dtype == torch.bool:
         return mask
     seen: torch.Tensor = mask == 0
-    known = (seen | (mask < HIDES)).all()
-    if mask.is_cpu and has_values(known) and not bool(known):
+    no_others = (seen | (mask < HIDES)).all()
+    if mask.is_cpu and has_values(no_others) and not bool(no_others):
         raise ValueError(
             f"{name} must be 0 for visible keys and below {HIDES:g} for hidden ones, got other "
             "values: a bias is no mask"

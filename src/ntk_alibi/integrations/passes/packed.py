@@ -13,7 +13,7 @@ def begin(given: Given) -> Pass:
     """Return the pass of rows whose tokens have segments."""
     segments, (batch, queries, _) = given.segments, given.sizes
     keys = segments.keys.shape[1]
-    shape, limits = (batch, given.rule.heads, queries, keys), given.limits(keys)
+    shape, limits = (batch, given.attend.rule.heads, queries, keys), given.limits(keys)
     ids = {"segment_ids": segments.keys, "query_segment_ids": segments.queries}
     problem = Problem.checked(shape, limits, None, None, None, **ids)
     real = torch.ones((batch, keys), dtype=torch.bool, device=segments.keys.device)

@@ -22,8 +22,8 @@ from ntk_alibi.masks import BlockMask, Mask, Problem
 def begin(given: Given) -> Pass:
     """Return the pass of tokens whose mask alone says which keys each query sees."""
     batch, queries, keys = given.sizes
-    end, places, holes = given.past + keys, given.count_places(), given.rule.counts_holes
-    shape = batch, given.rule.heads, queries, end
+    end, places, holes = given.past + keys, given.count_places(), given.attend.rule.counts_holes
+    shape = batch, given.attend.rule.heads, queries, end
     read = read_pairs(given.mask, given.name, shape, places)
     positions = None if holes else given.positions
     problem = problem_of_pairs(read, shape, given.limits(end), positions, counts_holes=holes)

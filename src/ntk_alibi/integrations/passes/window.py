@@ -30,8 +30,8 @@ def begin(given: Given) -> Pass:
     limits = given.limits(given.past + queries)
     if queries == 1:  # which sees all keys that are held
         limits = Mask(causal=given.attend.causal)
-    at, unpadded = slice(held - queries, held), given.mask is None
-    return Pass(given, real, problem_of(real, at, given.rule, limits, skipped, unpadded=unpadded))
+    at, rule, unpadded = slice(held - queries, held), given.attend.rule, given.mask is None
+    return Pass(given, real, problem_of(real, at, rule, limits, skipped, unpadded=unpadded))
 
 
 def _check_window(cache: Any, rule: Mask) -> None:

@@ -52,6 +52,36 @@ def test_a_name_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyPa
         load("nobody/no-model")
 
 
+def test_a_name_is_not_waited_for_where_there_is_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks six times for each of two files, in 50 seconds."""
+    asked: list[str] = []
+
+    def unreachable(url: str, **_: Any) -> None:
+        asked.append(url)
+        raise RuntimeError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", unreachable)
+    loads: list[Callable[[str], object]] = [load, StretchedLM]
+    for loaded in loads:
+        with pytest.raises(OSError, match=r"^'nobody/blom' is not a local folder.*not known$"):
+            loaded("nobody/blom")
+    assert len(asked) == len(loads)
+
+
+def test_what_cannot_be_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model must be a folder .* hub, got 'models/my/bloom'"):
+        load("models/my/bloom")
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    shutil.copytree(nano_bloom_path(), tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"which has no tokenizer: write it there with tokenizer"):
+        load(tmp_path)
+
+
 def change_config(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 #: The name of the nano BLOOM in commands.
 NANO_BLOOM = "nano-bloom"
+
+#: What a local model is, in errors.
+FOLDER = "a folder with config.json, weights and tokenizer"
+
+#: Seconds in which the hub must answer.
+PATIENCE = 10.0
 
 
 def nano_bloom_path() -> Path:
@@ -49,9 +55,55 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
     return os.fspath(model)
 
 
-def reading(name: str) -> AbstractContextManager[None]:
-    """Turn transformers' errors for a damaged checkpoint into a ValueError that names it."""
-    return _files.readable("a whole checkpoint that transformers can load", name)
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn errors for a checkpoint that is damaged or out of reach into one that names it."""
+    _check_name(name)
+    try:
+        with _files.readable("a whole checkpoint that transformers can load", name):
+            yield
+    except OSError as error:  # transformers does not always name what the hub does not give
+        if os.path.exists(name):
+            raise
+        raise _not_given(name, error) from error
+    except ValueError as error:
+        if not os.path.exists(name) or any(map(_is_of_tokenizer, os.listdir(name))):
+            raise
+        raise ValueError(
+            f"model must be {FOLDER}, got {name!r}, which has no tokenizer: write it there with "
+            f"tokenizer.save_pretrained({name!r})"
+        ) from error
+
+
+def _check_name(name: str) -> None:
+    """Refuse what is neither a folder nor in reach, for which transformers would wait a minute."""
+    if os.path.exists(name) or name.startswith((".", os.sep)):
+        if not os.path.isfile(os.path.join(name, "config.json")):
+            raise ValueError(f"model must be {FOLDER}, or a name on the hub, got {name!r}")
+        return
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        known = file_download.try_to_load_from_cache(name, "config.json")
+        if not (constants.HF_HUB_OFFLINE or isinstance(known, str)):
+            url = file_download.hf_hub_url(name, "config.json")
+            file_download.get_hf_file_metadata(url, timeout=PATIENCE)
+    except HFValidationError as error:
+        raise ValueError(f"model must be {FOLDER}, or a name on the hub, got {name!r}") from error
+    except HfHubHTTPError:
+        return  # the hub answers, and transformers explains what
+    except Exception as error:  # the client's library, and so the error's type, changed
+        raise _not_given(name, error) from error
+
+
+def _not_given(name: str, error: Exception) -> OSError:
+    return OSError(f"{name!r} is not a local folder, and could not be loaded from the hub: {error}")
+
+
+def _is_of_tokenizer(file: str) -> bool:
+    """Return whether a file's name is one of a tokenizer."""
+    return file.startswith(("tokenizer", "vocab", "merges", "spiece", "sentencepiece"))
 
 
 def load(
@@ -109,23 +161,9 @@ def _load(
     from transformers import AutoTokenizer
 
     name = checkpoint_name(model)
-    if (os.path.exists(name) or name.startswith((".", os.sep))) and not os.path.isfile(
-        os.path.join(name, "config.json")
-    ):
-        raise ValueError(
-            "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
-            f"got {name!r}"
-        )
     with reading(name):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            loaded = make(name).eval()
-        except OSError as error:  # transformers does not always name what the hub does not give
-            if os.path.exists(name):
-                raise
-            raise OSError(
-                f"{name!r} is not a local folder, and could not be loaded from the hub: {error}"
-            ) from error
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        loaded = make(name).eval()
     check_usable(loaded)
     return loaded, tokenizer, train_length_or_default(loaded.config)
 

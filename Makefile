@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+COMMA := ,
+
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip install -q -c constraints.txt
@@ -25,16 +27,18 @@ test: lint
 test-all: test emulate $(VENV)/.test-all
 	$(PYTEST) -m "slow and not gpu"
 
-# The quick tests with the newest of everything that pip finds, and with the lowest versions that
-# pyproject.toml allows, each in an environment of its own; torch from PyPI has some gigabytes.
+# The quick tests with the newest of everything that pip finds, and the notebooks, which users get
+# that way; the quick tests with the lowest versions that pyproject.toml allows. Each has an
+# environment of its own; torch from PyPI has some gigabytes.
 OLDEST := "torch==2.9.*" "numpy==1.26.*" "transformers==5.4.*" "tokenizers<=0.23.0" "huggingface-hub<2"
 
 newest oldest:
 	$(PYTHON) -m venv --clear build/$@
-	build/$@/bin/python -m pip install -q --upgrade -e ".[test]" $(if $(filter oldest,$@),$(OLDEST))
+	build/$@/bin/python -m pip install -q --upgrade -e ".[test$(if $(filter newest,$@),$(COMMA)notebook)]" $(if $(filter oldest,$@),$(OLDEST))
 	build/$@/bin/python -m pip freeze
 	build/$@/bin/python -m pytest -q -n auto --dist worksteal -m "not slow and not gpu" \
 	  --doctest-ignore-import-errors tests
+	$(if $(filter newest,$@),build/$@/bin/python -m pytest -q -n auto -m slow tests/test_notebooks.py)
 
 # The quick tests of patched models with versions of transformers between the oldest and the newest,
 # each in an environment of its own, which borrows all other packages from $(VENV).
@@ -111,7 +115,6 @@ sanitize: $(VENV)/.test
 	$(SANITIZED_PYTHON) -m pytest -n auto -m "not slow or grid" --hypothesis-profile=sanitize \
 	  $(SANITIZED_TESTS)
 	$(SANITIZED_PYTHON) -m fuzz --cases 10000
-COMMA := ,
 
 # Tests of kernels, and cases of the fuzzer, on kernels for AMX that any processor runs.
 EMULATED := build/emulate

@@ -74,7 +74,7 @@ def _calls(length: int, threads: int) -> dict[str, Call]:
     with mock.patch.object(_core, "attention") as spy:
         na.attention(query, key, value, bias)
     arguments = spy.call_args.args
-    calls = {
+    calls: dict[str, Call] = {
         BASELINE.name: BASELINE.prepare(problem),
         "torch SDPA, causal, bias row of keys": key_row(problem),
         "`na.attention`, tensors": lambda: na.attention(*problem.inputs, bias),

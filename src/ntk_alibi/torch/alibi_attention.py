@@ -87,7 +87,7 @@ class AlibiAttention(nn.Module):
         the other way round, True for padding:
 
         >>> padding = torch.zeros(2, 10, dtype=torch.bool)
-        >>> output = attention(x, x, x, key_padding_mask=~padding)  # as multihead(x, x, x, padding)
+        >>> output = attention(x, x, x, key_padding_mask=~padding)
 
     Source: Press et al. 2022 (arXiv 2108.12409).
     """

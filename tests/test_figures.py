@@ -1,4 +1,4 @@
-"""Figures of README and pages are those of the results files that they come from.
+"""Figures of README and pages equal the cells of results files that they come from.
 
 A comment behind a paragraph or table names the file and its section, and then for each figure the
 row and the column of its cell, as patterns:
@@ -9,9 +9,9 @@ row and the column of its cell, as patterns:
     table -->
 
 A range has the least and the greatest number of all cells that fit. A figure may be the cell's
-number, its inverse (times of one as multiples of another's), 100 times it (%) or a thousandth (GB of
-MB), rounded. "table" means each number of the table above, beside its first column, in any cell of
-the section. A section is between markers, or below a heading of this name.
+number, its inverse (times of one as multiples of another's), 100 times it (%) or a thousandth (GB
+of MB), rounded. "table" means each number of the table above, beside its first column, in any cell
+of the section. A section is between markers, or below a heading of this name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,11 @@ def cells(file: str, section: str) -> list[Cell]:
             [cell.strip() for cell in re.sub(r"[`*]", "", line).strip().strip("|").split("|")]
             for line in table.splitlines()
         )
-        found += [(row[0], name, cell) for row in rows for name, cell in zip(header[1:], row[1:])]
+        found += [
+            (row[0], name, cell)
+            for row in rows
+            for name, cell in zip(header[1:], row[1:], strict=True)
+        ]
     assert found, f"{file} has no table in section {section}"
     return found
 
@@ -77,7 +81,7 @@ def slug(line: str) -> str | None:
     return re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
 
 
-def numbers(text: str) -> list[str]:
+def figures_in(text: str) -> list[str]:
     plain = EXPONENT.sub(lambda found: "e" + found[1].translate(SUPERSCRIPTS), text)
     return [number.replace(",", "") for number in NUMBER.findall(plain)]
 
@@ -112,10 +116,10 @@ def test_figures_are_those_of_the_results(
     there = cells(file, section)
     for line in lines:
         if line == "table":
-            all_numbers = set(chain.from_iterable(numbers(cell) for _, _, cell in there))
+            everywhere = set(chain.from_iterable(figures_in(cell) for _, _, cell in there))
             rows = [row.split("|")[2:] for row in block.split("\n")[2:]]
-            for number in chain.from_iterable(numbers(cell) for row in rows for cell in row):
-                assert any(is_rounded(number, value) for value in all_numbers), number
+            for number in chain.from_iterable(figures_in(cell) for row in rows for cell in row):
+                assert any(is_rounded(number, value) for value in everywhere), number
             continue
         figure, row, column = re.fullmatch(r"(.+?): (.+) \| (.+)", line).groups()  # type: ignore[union-attr]
         assert figure in " ".join(block.split()), f"{page.name} must have {figure!r}"
@@ -124,13 +128,15 @@ def test_figures_are_those_of_the_results(
             for label, heading, cell in there
             if re.fullmatch(row, label) and re.fullmatch(column, heading)
         ]
-        values = list(chain.from_iterable(map(numbers, fitting)))
+        values = list(chain.from_iterable(map(figures_in, fitting)))
         assert values, f"no cell fits {line!r}"
         if re.search(r"\d to \d", figure):
             values = [min(values, key=float), max(values, key=float)]
-            if not is_rounded(numbers(figure)[0], values[0]):  # of inverses the order is the other
+            if not is_rounded(
+                figures_in(figure)[0], values[0]
+            ):  # of inverses the order is the other
                 values.reverse()
-            pairs = list(zip(numbers(figure), values, strict=True))
+            pairs = list(zip(figures_in(figure), values, strict=True))
             assert all(is_rounded(*pair) for pair in pairs), pairs
-        for number in numbers(figure):
+        for number in figures_in(figure):
             assert any(is_rounded(number, value) for value in values), (figure, values)

@@ -289,7 +289,8 @@ def load_model(options: argparse.Namespace) -> tuple[Any, str]:
     """Return the model and its name."""
     from ntk_alibi.models import loading
 
-    return loading.load(options.model, options.dtype)[0], options.model or loading.NANO_BLOOM
+    model, *_ = loading.load_as(options.model, options.dtype, saved=False)
+    return model, options.model or loading.NANO_BLOOM
 
 
 def warn_if_unanswered(

@@ -143,7 +143,8 @@ def _refuse_others() -> None:
         if requested == NAME and not known and not getattr(self.config, "sub_configs", None):
             raise ValueError(
                 f"attn_implementation='ntk_alibi' must be given to a {', '.join(names[:-1])} or "
-                f"{names[-1]}, got {type(self).__name__}, whose attention it is not for"
+                f"{names[-1]}, got {type(self).__name__}, whose attention it is not for: "
+                "load the model without the name, and call na.patch"
             )
         try:
             return stock(self, requested, *args, **kwargs)

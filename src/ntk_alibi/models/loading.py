@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import train_length_or_default
@@ -111,6 +110,9 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
     """Load a causal language model in evaluation mode, with its tokenizer and training length.
 
+    A checkpoint that was saved with a patch follows its settings, as `from_pretrained` does with
+    attn_implementation="ntk_alibi". A patch of the loaded model comes before them.
+
     Args:
         model: a folder; a hub name such as "bigscience/bloom-560m"; None or "nano-bloom" for the
             nano BLOOM in the package.
@@ -133,25 +135,54 @@ def load(
         >>> type(model).__name__, train_length
         ('BloomForCausalLM', 2048)
     """
+    return load_as(model, dtype, saved=True)
+
+
+def load_as(
+    model: str | os.PathLike[str] | None, dtype: str, *, saved: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """Do what `load` does; `saved` says whether the model follows the settings of a saved patch."""
     with _installed.needed_by("load", "transformers"):
         import torch
 
         from ntk_alibi.models.checked_loader import WholeCausalLM
 
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
-    return _load(model, partial(WholeCausalLM.from_pretrained, dtype=getattr(torch, dtype)))
+
+    def make(name: str) -> Any:
+        attention = _following(name) if saved else {}
+        return WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), **attention)
+
+    return _load(model, make)
 
 
 def load_outline(
-    model: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | None = None, *, saved: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """Do what `load` does without reading weights, which are on torch's device "meta".
+    """Do what `load_as` does without reading weights, which are on torch's device "meta".
 
     This takes little time and memory, so that a command can check its arguments before it loads.
     """
     with _installed.needed_by("load", "transformers"):
         from ntk_alibi.models.checked_loader import WholeCausalLM
-    return _load(model, WholeCausalLM.outline)
+    return _load(
+        model, lambda name: WholeCausalLM.outline(name, **_following(name) if saved else {})
+    )
+
+
+def _following(name: str) -> dict[str, str]:
+    """Return the keyword with which a checkpoint's model follows a saved patch, if it has one."""
+    from transformers import AutoConfig
+
+    import ntk_alibi.integrations  # noqa: F401  (lets transformers know the name)
+    from ntk_alibi.integrations.settings import CONFIG_NAMES
+    from ntk_alibi.integrations.tokens import NAME
+
+    config = AutoConfig.from_pretrained(name)
+    if not any(getattr(config, setting, None) for setting in CONFIG_NAMES):
+        return {}
+    check_settings(config)
+    return {"attn_implementation": NAME}
 
 
 def _load(
@@ -168,6 +199,16 @@ def _load(
     return loaded, tokenizer, train_length_or_default(loaded.config)
 
 
+def check_settings(config: Any) -> None:
+    """Check that a configuration's ALiBi settings are valid."""
+    from ntk_alibi.integrations.settings import of_config
+
+    try:
+        of_config(config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config of the model must hold valid ALiBi settings: {error}") from error
+
+
 def check_usable(model: PreTrainedModel) -> None:
     """Check that a model's weights are finite and its configuration's ALiBi settings are valid.
 
@@ -175,12 +216,7 @@ def check_usable(model: PreTrainedModel) -> None:
     """
     import torch
 
-    from ntk_alibi.integrations.settings import of_config
-
-    try:
-        of_config(model.config)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"config of the model must hold valid ALiBi settings: {error}") from error
+    check_settings(model.config)
     for name, weights in model.named_parameters():
         if weights.is_floating_point() and not weights.is_meta and weights.numel():
             extremes = torch.stack(torch.aminmax(weights.detach()))

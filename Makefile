@@ -134,7 +134,7 @@ ISA := $(or $(shell grep -owm1 avx512_bf16 /proc/cpuinfo),$(shell grep -owm1 avx
 KERNELS := $(if $(ISA),-C cmake.define.NTK_ALIBI_ISAS=$(ISA))
 
 $(VENV)/.eval: $(SOURCES)
-	@echo "The demo installs 1.9 GB of packages and builds the kernels: 4 to 9 minutes on two cores."
+	@echo "The demo installs 1.6 GB of packages and builds the kernels: 3 to 9 minutes on two cores."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(TORCH)
 	$(patsubst -q,,$(PIP)) --no-compile -C build-dir=build/demo $(KERNELS) ".[eval]"

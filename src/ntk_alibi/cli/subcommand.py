@@ -296,7 +296,12 @@ def load_model(options: argparse.Namespace) -> tuple[Any, str]:
 def warn_if_unanswered(
     options: argparse.Namespace, model: Any, tokenizer: Any, plan: Any, folder: Path, name: str
 ) -> None:
-    """Tell before longer records are read that a user's model does not know the task."""
+    """Tell before longer records are read that a user's model does not know the task.
+
+    The processes of a job would need a record each, so there the end of the run tells it.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return
     from ntk_alibi.evaluation.comparing import length_study
     from ntk_alibi.evaluation.report.conclusion import unanswered
 

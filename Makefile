@@ -5,9 +5,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+COMMA := ,
+
 # One stamp for each set of extras, renewed when what is compiled or required changes.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip install -q -c constraints.txt
+
+# torch without CUDA, which PyPI does not have for Linux; PyPI's, where this index is out of reach.
+TORCH := $(PIP) --no-deps --retries 0 --index-url https://download.pytorch.org/whl/cpu torch || true
 
 # Workers take over what others have left, so that the longest tests do not end alone.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --durations-min 1
@@ -25,16 +30,18 @@ test: lint
 test-all: test emulate $(VENV)/.test-all
 	$(PYTEST) -m "slow and not gpu"
 
-# The quick tests with the newest of everything that pip finds, and with the lowest versions that
-# pyproject.toml allows, each in an environment of its own; torch from PyPI has some gigabytes.
+# The quick tests with the newest of everything that pip finds, and the notebooks, which users get
+# that way; the quick tests with the lowest versions that pyproject.toml allows. Each has an
+# environment of its own; torch from PyPI has some gigabytes.
 OLDEST := "torch==2.9.*" "numpy==1.26.*" "transformers==5.4.*" "tokenizers<=0.23.0" "huggingface-hub<2"
 
 newest oldest:
 	$(PYTHON) -m venv --clear build/$@
-	build/$@/bin/python -m pip install -q --upgrade -e ".[test]" $(if $(filter oldest,$@),$(OLDEST))
+	build/$@/bin/python -m pip install -q --upgrade -e ".[test$(if $(filter newest,$@),$(COMMA)notebook)]" $(if $(filter oldest,$@),$(OLDEST))
 	build/$@/bin/python -m pip freeze
 	build/$@/bin/python -m pytest -q -n auto --dist worksteal -m "not slow and not gpu" \
 	  --doctest-ignore-import-errors tests
+	$(if $(filter newest,$@),build/$@/bin/python -m pytest -q -n auto -m slow tests/test_notebooks.py)
 
 # The quick tests of patched models with versions of transformers between the oldest and the newest,
 # each in an environment of its own, which borrows all other packages from $(VENV).
@@ -111,7 +118,6 @@ sanitize: $(VENV)/.test
 	$(SANITIZED_PYTHON) -m pytest -n auto -m "not slow or grid" --hypothesis-profile=sanitize \
 	  $(SANITIZED_TESTS)
 	$(SANITIZED_PYTHON) -m fuzz --cases 10000
-COMMA := ,
 
 # Tests of kernels, and cases of the fuzzer, on kernels for AMX that any processor runs.
 EMULATED := build/emulate
@@ -123,13 +129,20 @@ emulate: $(VENV)/.test
 	  tests/fused tests/biases
 	$(EMULATED_PYTHON) -m fuzz --cases 2000
 
+# The demo's kernels: of this machine alone, where /proc tells it, which is a third less to compile.
+ISA := $(or $(shell grep -owm1 avx512_bf16 /proc/cpuinfo),$(shell grep -owm1 avx2 /proc/cpuinfo))
+KERNELS := $(if $(ISA),-C cmake.define.NTK_ALIBI_ISAS=$(ISA))
+
 $(VENV)/.eval: $(SOURCES)
+	@echo "The demo installs 1.6 GB of packages and builds the kernels: 3 to 9 minutes on two cores."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) ".[eval]"
+	$(TORCH)
+	$(patsubst -q,,$(PIP)) --no-compile -C build-dir=build/demo $(KERNELS) ".[eval]"
 	touch $@
 
 $(VENV)/.test: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(TORCH)
 	$(PIP) -e ".[test,lint]"
 	touch $@
 

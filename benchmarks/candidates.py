@@ -171,7 +171,7 @@ OURS = [
 TORCH = [
     Candidate("torch SDPA, causal, bias row of keys", key_row, seconds=20.0),
     Candidate("torch SDPA, causal, slope in extra channels", fold, cost=1.1),
-    Candidate("torch SDPA, strided relative bias (`na.patch`)", strided, cost=1.1),
+    Candidate("torch SDPA, strided relative bias", strided, cost=1.1),
     Candidate("torch SDPA, mask of all pairs", dense_mask, cost=2.0, bytes_per_pair=4),
     Candidate("transformers' BLOOM formula, eager", eager, cost=10.0, bytes_per_pair=8),
 ]

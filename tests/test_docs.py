@@ -226,29 +226,6 @@ def test_commands_to_copy_have_options_and_methods_that_exist(
                 cli.main(words)
 
 
-def test_the_table_of_lines_is_rows_of_the_study() -> None:
-    study = (ROOT / "studies/results/stretching.md").read_text()
-    _, _, seeds = study.partition("<!-- seeds: begin -->")
-    seeds, _, _ = seeds.partition("| topics |")
-    _, _, table = (DOCS / "stretching.md").read_text().partition("| lines found, % |")
-    rows = [row for row in table.split("\n\n")[0].split("\n")[2:] if row]
-    assert len(rows) > 4
-    for row in rows:
-        assert row in seeds, row
-
-
-def test_the_figures_of_the_page_of_speed_are_those_of_the_tables() -> None:
-    tables = (ROOT / "benchmarks/results/tables.md").read_text()
-    page = (DOCS / "speed.md").read_text()
-    _, _, section = page.partition("## Patched models\n")
-    rows = [row.split("|")[2:-1] for row in section.split("\n## ")[0].split("\n") if "|" in row]
-    cells = [cell.partition(";")[0] for row in rows for cell in row]
-    array = [number for cell in cells for number in re.findall(r"\d+(?:\.\d+)?", cell)]
-    assert len(array) > 30
-    for number in array:
-        assert f"| {number} |" in tables, number
-
-
 def test_the_error_messages_that_are_explained_are_ours() -> None:
     """Pieces between … are in strings of the package or the core."""
     strings = "\n".join(

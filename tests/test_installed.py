@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ntk_alibi import _core
-from ntk_alibi._installed import DATA_PACKAGE, shipped
+from ntk_alibi._installed import DATA_PACKAGE, install_line, shipped
 from repository import ROOT
 
 #: The library that the core needs, and a name of the same length that no system has.
@@ -96,6 +100,54 @@ def test_data_of_the_other_package_are_found(
     monkeypatch.delitem(sys.modules, DATA_PACKAGE, raising=False)
     assert shipped("ntk_alibi.models", "another_bloom", "the model").read_text() == "weights"
     del sys.modules[DATA_PACKAGE]
+
+
+def needs_of(name: str, extras: frozenset[str], found: dict[str, frozenset[str]]) -> None:
+    """Collect the packages that an installed one needs with extras, itself included."""
+    known = found.get(name)
+    if known is not None and extras <= known:
+        return
+    found[name] = extras | (known or frozenset())
+    for text in metadata.distribution(name).requires or ():
+        needed = Requirement(text)
+        marker = needed.marker
+        if marker is None or any(marker.evaluate({"extra": x}) for x in found[name] | {""}):
+            needs_of(canonicalize_name(needed.name), frozenset(needed.extras), found)
+
+
+def megabytes(name: str) -> float:
+    files = (Path(str(file.locate())) for file in metadata.distribution(name).files or ())
+    return sum(path.stat().st_size for path in files if path.exists()) / 1e6
+
+
+@pytest.mark.slow  # needs the extra test-all
+def test_the_table_of_extras_has_all_with_their_sizes() -> None:
+    """Sizes are compared within a fifth: versions differ."""
+    page = (ROOT / "docs/quickstart.md").read_text("utf-8")
+    table = page.partition("### Extras\n\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    described = {name.strip("`"): row[3] for row in rows for name in row[0].split(", ")}
+    declared = metadata.metadata("ntk-alibi").get_all("Provides-Extra") or []
+    for_developers = {"bench", "docs", "lint", "test", "test-all"}
+    assert described.keys() - {"none"} == set(declared) - for_developers
+    for extra, size in described.items():
+        if not size:
+            continue
+        found: dict[str, frozenset[str]] = {}
+        needs_of("ntk-alibi", frozenset({extra} - {"none"}), found)
+        del found["ntk-alibi"]
+        assert sum(map(megabytes, found)) == pytest.approx(float(size), rel=0.2), extra
+
+
+@pytest.mark.slow
+def test_the_line_that_errors_name_needs_no_release(tmp_path: Path) -> None:
+    """pip finds the extra of the package that is there, and asks no index for it."""
+    line = install_line("plot")
+    assert line.startswith("pip ")
+    words = [sys.executable, "-m", *shlex.split(line), "--dry-run", "--no-index", "--no-deps"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Would install" not in done.stdout
 
 
 @pytest.mark.slow

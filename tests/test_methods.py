@@ -128,3 +128,24 @@ def test_other_types_are_refused() -> None:
         parse_method("knee:1.5:2", 9)
     with pytest.raises(TypeError, match="the name of a method must be a string, got 5"):
         parse_method(5, 2048)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("dynamic-flat:2:qurey", "query"),
+        ("dynamic-ntk:2:sekuence", "sequence"),
+        ("flat:4:lgn=0.5", "logn="),
+        ("ntk:4:layer=0", "layers="),
+    ],
+)
+def test_a_misspelled_option_gets_its_spelling(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"an option in {name!r} .*: did you mean {meant}\\?$"):
+        parse_method(name, 2048)
+
+
+def test_what_resembles_no_option_of_a_kind_gets_none() -> None:
+    for name in ("ntk:4:qurey", "flat:4:x", "ntk:4:query"):
+        with pytest.raises(ValueError, match="an option in") as caught:
+            parse_method(name, 2048)
+        assert "did you mean" not in str(caught.value)

@@ -114,20 +114,51 @@ for cell in nbformat.read(sys.argv[1], as_version=4).cells:
 
 @each_notebook
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
-    import nbformat
-
     notebook = read(path)
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", []):
             cell.source += "\n" + QUICKER[path.stem]
-    quicker = tmp_path / path.name
+    run(notebook, tmp_path / path.name)
+
+
+#: As torch 2.14 does; 2.13 takes both.
+REFUSES_BOTH = """
+import torch
+_sdpa = torch.nn.functional.scaled_dot_product_attention
+def refusing(*inputs, attn_mask=None, is_causal=False):
+    if attn_mask is not None and is_causal:
+        raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
+    return _sdpa(*inputs, attn_mask=attn_mask, is_causal=is_causal)
+torch.nn.functional.scaled_dot_product_attention = refusing
+"""
+
+
+def test_what_a_version_of_torch_refuses_is_left_out(tmp_path: Path) -> None:
+    path = ROOT / "notebooks/04-fused-attention.ipynb"
+    notebook = read(path)
+    first, *_ = code_cells(notebook)
+    first.source = REFUSES_BOTH + first.source
+    for cell in notebook.cells:
+        cell.source = cell.source.replace(
+            "lengths = [256, 512, 1024, 2048, 4096]", "lengths = [256]"
+        )
+    printed = run(notebook, tmp_path / path.name)
+    assert "left out at 256 tokens: torch SDPA, row of keys: Explicit attn_mask" in printed
+    assert "torch SDPA, no bias " in printed
+
+
+def run(notebook: Any, quicker: Path) -> str:
+    """Run a notebook from a file in the folder of notebooks; return what it prints."""
+    import nbformat
+
     nbformat.write(notebook, quicker)
     done = subprocess.run(
         [sys.executable, "-c", RUN, quicker],
-        cwd=path.parent,
-        env={**os.environ, "MPLBACKEND": "agg", "IPYTHONDIR": str(tmp_path)},
+        cwd=ROOT / "notebooks",
+        env={**os.environ, "MPLBACKEND": "agg", "IPYTHONDIR": str(quicker.parent)},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout

@@ -317,6 +317,8 @@ def test_lazy_names_are_those_of_the_modules_that_define_them() -> None:
         ("alibi_slope", ": did you mean alibi_slopes?"),
         ("plot", ": did you mean plots?"),
         ("models", ": import ntk_alibi.models"),
+        ("load", ": from ntk_alibi.models import load"),
+        ("evaluate", ": from ntk_alibi.evaluation import evaluate"),
         ("zzzz", ""),
         ("__wrapped__", ""),
     ],

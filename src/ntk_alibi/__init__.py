@@ -111,6 +111,16 @@ _LAZY = {
     "unpatch": "ntk_alibi.integrations",
 }
 
+#: Names of submodules that are looked for here.
+_ELSEWHERE = {
+    "load": "ntk_alibi.models",
+    "nano_bloom_path": "ntk_alibi.models",
+    "evaluate": "ntk_alibi.evaluation",
+    "read_summary": "ntk_alibi.evaluation",
+    "Family": "ntk_alibi.integrations",
+    "register": "ntk_alibi.integrations",
+}
+
 _runtime.start()
 
 
@@ -121,6 +131,8 @@ def __getattr__(name: str) -> Any:
             advice = ""
         elif find_spec(f"{__name__}.{name}") is not None:
             advice = f": import {__name__}.{name}"
+        elif name in _ELSEWHERE:
+            advice = f": from {_ELSEWHERE[name]} import {name}"
         else:
             advice = _names.did_you_mean(name, __all__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")

@@ -24,6 +24,13 @@ from ntk_alibi.scaling import (
 #: Name of the unchanged model.
 ORIGINAL = "original"
 
+#: The method for texts of any length, and the advice, which docs/choose-a-method.md derives.
+RECOMMENDED = "dynamic-flat:2:query"
+ADVICE = (
+    f"{RECOMMENDED}; for texts of one length flat:FACTOR, which finds as much, or more; "
+    "beyond 8 training lengths try both with logn=0.5, too"
+)
+
 #: Scalings by kind, which is the first word of a method's name. Static scalings take a factor, a
 #: knee its start before the factor, dynamic scalings a rate, the training length and `per`.
 STATIC = {scaling.kind: scaling for scaling in STATIC_TYPES.values()}
@@ -248,6 +255,9 @@ _OPTION_SPELLINGS = {
     "layers": "layers=0+2",
 }
 
+#: The words by which options begin, beside log-n factors and shares.
+_OPTION_WORDS = {"per": ("sequence", "query"), "layers": ("layers=",)}
+
 
 def _parse_options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
     """Return the options in a method's name as keyword arguments of its scaling."""
@@ -258,12 +268,13 @@ def _parse_options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
     for word in words:
         option = "per" if word in ("sequence", "query") else "share"
         option = "layers" if word.startswith("layers=") else option
-        if option not in free:
+        if option not in free or (option == "share" and word[:1].isalpha()):
             known = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
             dynamic = "; only a dynamic method takes it, such as dynamic-ntk:2:query"
             raise ValueError(
                 f"an option in {name!r} must be {known}, got {word!r}"
                 f"{dynamic if option == 'per' and 'per' not in options else ''}"
+                f"{'' if option != 'share' else _meant_option(word, free)}"
             )
         del free[option]
         if option == "per":
@@ -276,6 +287,12 @@ def _parse_options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
             what = f"layers in {name!r}"
             options[option] = _convert(what, "integers such as 0+2", _layers, layers)
     return options
+
+
+def _meant_option(word: str, free: Collection[str]) -> str:
+    """Return the end of an error message about a word that is no option."""
+    words = [x for option, some in _OPTION_WORDS.items() if option in free for x in some]
+    return _names.did_you_mean(word.partition("=")[0], [*words, "logn=", "ssmax="])
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -17,8 +17,9 @@ import ntk_alibi as na
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import plan, tuning
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
-from ntk_alibi.methods import DYNAMIC, STATIC, parse_method
-from ntk_alibi.models import load
+from ntk_alibi.methods import ADVICE, DYNAMIC, RECOMMENDED, STATIC, parse_method
+from ntk_alibi.models import load, nano_bloom_path
+from repository import ROOT
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +89,36 @@ def test_help_has_an_example_and_fits_a_terminal(
     assert not command or f"example:\n  ntk-alibi {' '.join(command)}" in text
 
 
+def test_the_advice_is_the_same_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/choose-a-method.md").read_text()
+    assert f"**Take `{RECOMMENDED}`.**" in page
+    assert ADVICE.startswith(f"{RECOMMENDED};")
+    found = re.search(
+        r"A factor is (\d) . text length / training length, and a rate (\d);\s"
+        r"of `interpolation` (\d), and of a `knee` (\d),",
+        page,
+    )
+    assert found is not None
+    factor, rate, of_interpolation, of_knee = found.groups()
+    with contextlib.suppress(SystemExit):
+        main(["methods", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert ADVICE in text
+    lengths = "x text length / training length"
+    assert (
+        f"FACTOR is {factor} {lengths}; interpolation {of_interpolation} x; knee {of_knee} x"
+        in text
+    )
+    assert (
+        f"RATE is {rate}, for dynamic-interpolation {of_interpolation}, for dynamic-knee {of_knee}"
+        in text
+    )
+    main(["methods"])
+    assert capsys.readouterr().out.startswith(f"recommended: {ADVICE}.\n")
+    assert f'na.patch(model, "{RECOMMENDED}")' in (ROOT / "README.md").read_text()
+    assert RECOMMENDED in DEFAULT_METHODS
+
+
 @pytest.mark.slow  # needs the evaluation harness
 def test_eval(
     tiny_checkpoint: Path,
@@ -105,7 +136,7 @@ def test_eval(
     pictures = ", ".join(str(in_tmp / f"ntk-alibi-eval{part}.png") for part in ("", "-depth"))
     assert f"pictures: {pictures}\n" in out
     assert "ntk-alibi lm-eval --model ntk_alibi" in out
-    assert "At 1 training lengths (256 tokens) original answers" in out
+    assert "The model answers 0 % of the questions of these records" in out
     drawn = {"ntk-alibi-eval.png", "ntk-alibi-eval-depth.png"}
     assert {path.name for path in in_tmp.iterdir()} == drawn
     main([*arguments, "--json", "--plot", "p.svg", "--output", "all"])
@@ -122,23 +153,22 @@ def test_eval(
 
 @pytest.mark.slow  # needs the evaluation harness
 def test_the_next_command_of_the_demo_runs(
-    tiny_checkpoint: Path,
-    in_tmp: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"multiples": (1, 2), "line_records": (1, 2), "topic_records": 0, "prose_windows": 0}
+    small = {"multiples": (1, 4), "line_records": (1, 2), "topic_records": 0, "prose_windows": 0}
     monkeypatch.setattr(plan, "DEMO", small)
     monkeypatch.setattr(plan, "QUICK", small)
-    arguments = ["eval", "--demo", "--model", str(tiny_checkpoint), "--train-length", "256"]
-    main([*arguments, "--methods", "original", "ntk:2"])
+    main(["eval", "--demo", "--methods", "original", "dynamic-flat:2:query"])
     out = capsys.readouterr().out
-    assert "1x = 256 tokens; 4 to 8 cases" in out
+    assert "1x = 2048 tokens; 32 to 64 cases" in out
     (command,) = re.findall("^  ntk-alibi (eval .*)$", out, re.MULTILINE)
-    main([*shlex.split(command.replace("MODEL", str(tiny_checkpoint))), "--train-length", "256"])
-    model, *_ = load(tiny_checkpoint)
     (method,) = re.findall(r"^  ntk_alibi.patch\(model, \"(.*)\"\)$", out, re.MULTILINE)
-    na.patch(model, method).undo()
+    assert method == "dynamic-flat:2:query"
+    main(shlex.split(command.replace("MODEL", str(nano_bloom_path()))))
+    out = capsys.readouterr().out
+    assert f'ntk_alibi.patch(model, "{method}")' in out
+    assert "to measure your model" not in out  # who names a model has measured it
+    na.patch(load()[0], method).undo()
 
 
 @pytest.mark.slow  # needs the evaluation harness
@@ -181,7 +211,7 @@ def test_tune(
     ]
     main(arguments)
     out, error = capsys.readouterr()
-    assert out.endswith("keep the original: no method was better than it by more than chance\n")
+    assert "no method can help where it does not know the task.\nmeasure instead:" in out
     assert "within the training length" not in error
     assert re.search(r"chosen from 2 methods: \S+ \(chosen in \d+ % of resamplings\)", out)
     assert "on held-out records, original" in out

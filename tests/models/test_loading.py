@@ -15,9 +15,11 @@ pytest.importorskip("transformers")
 import torch
 from safetensors.torch import load_file, save_file
 
+import ntk_alibi as na
+from ntk_alibi.cli import main
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import load
-from ntk_alibi.models.loading import checkpoint_name, nano_bloom_path
+from ntk_alibi.models.loading import checkpoint_name, load_as, load_outline, nano_bloom_path
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
 
@@ -50,6 +52,82 @@ def test_a_name_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyPa
     message = "'nobody/no-model' is not a local folder, and could not be loaded from the hub: "
     with pytest.raises(OSError, match=message):
         load("nobody/no-model")
+
+
+def test_a_name_is_not_waited_for_where_there_is_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks six times for each of two files, in 50 seconds."""
+    asked: list[str] = []
+
+    def unreachable(url: str, **_: Any) -> None:
+        asked.append(url)
+        raise RuntimeError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", unreachable)
+    loads: list[Callable[[str], object]] = [load, StretchedLM]
+    for loaded in loads:
+        with pytest.raises(OSError, match=r"^'nobody/blom' is not a local folder.*not known$"):
+            loaded("nobody/blom")
+    assert len(asked) == len(loads)
+
+
+def test_what_cannot_be_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model must be a folder .* hub, got 'models/my/bloom'"):
+        load("models/my/bloom")
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    shutil.copytree(nano_bloom_path(), tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"which has no tokenizer: write it there with tokenizer"):
+        load(tmp_path)
+
+
+@pytest.fixture
+def stretched(tmp_path: Path) -> Path:
+    """Return the folder of a model that was saved with a patch."""
+    model, tokenizer, _ = load()
+    with na.patch(model, "max-bias:4", window=40):
+        model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_saved_patch_is_followed(stretched: Path) -> None:
+    stock, *_ = load()
+    ids = torch.arange(60)[None]
+    with torch.no_grad(), na.patch(stock, "max-bias:4", window=40):
+        expected = stock(ids).logits
+    model, *_ = load(stretched)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=0)
+        with na.patch(model):
+            plain = model(ids).logits
+        torch.testing.assert_close(plain, stock(ids).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:the model's config has alibi_scaling, alibi_window, which")
+def test_commands_compare_with_the_model_as_it_was_trained(stretched: Path) -> None:
+    outline, *_ = load_outline(stretched)
+    model, *_ = load_as(stretched, "float32", saved=False)
+    for made in (outline, model):
+        assert made.config._attn_implementation != "ntk_alibi"
+
+
+@pytest.mark.filterwarnings("ignore:the model's config has alibi_scaling, which")
+def test_export_writes_a_saved_scaling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer, _ = load()
+    with na.patch(model, "max-bias:4"):
+        model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    main(["export", "--model", str(tmp_path), "-o", "own.gguf"])
+    assert "model: BLOOM, MaxBias(factor=4.0)\n" in capsys.readouterr().out
+    main(["export", "--model", str(tmp_path), "--method", "max-bias:2", "-o", "given.gguf"])
+    assert "model: BLOOM, MaxBias(factor=2.0)\n" in capsys.readouterr().out
 
 
 def change_config(folder: Path, **changes: Any) -> None:

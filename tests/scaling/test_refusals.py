@@ -134,3 +134,9 @@ def test_wrong_arguments_get_a_sentence(
 ) -> None:
     with pytest.raises(error, match=message):
         attempt()
+
+
+def test_a_number_is_told_the_method_that_takes_it() -> None:
+    for number in (4.0, 4):
+        with pytest.raises(TypeError, match=r'got 4.*: did you mean NTK\(4\), or "ntk:4" of patch'):
+            na.alibi_slopes(8, number)  # type: ignore[arg-type]

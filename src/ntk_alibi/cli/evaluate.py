@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
+from ntk_alibi.methods import ORIGINAL
+from ntk_alibi.models.loading import NANO_BLOOM
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.comparing.summary import Summary
@@ -167,6 +169,7 @@ def _study(options: argparse.Namespace) -> None:
         whole = replace(plan, train_length=train_length)
         study = length_study.prepare(outline, tokenizer, whole)
         model, name = subcommand.load_model(options)
+        subcommand.warn_if_unanswered(options, model, tokenizer, whole, folder, name)
         quiet = options.format == "json"
         return length_study.answer(model, tokenizer, study, folder, quiet=quiet, name=name)
 
@@ -195,7 +198,7 @@ def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
 
 def _show(summary: Summary, options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report import markdown, tables
-    from ntk_alibi.evaluation.report.conclusion import conclusion
+    from ntk_alibi.evaluation.report.conclusion import conclusion, instead, unanswered
     from ntk_alibi.plots.study import depth_figure, study_figure
     from ntk_alibi.plots.style import style
 
@@ -219,25 +222,36 @@ def _show(summary: Summary, options: argparse.Namespace) -> None:
     if not for_a_reader:
         return
     paths = ", ".join(str(path.resolve()) for _, path in pictures)
-    lines = ["", *conclusion(summary), f"pictures: {paths}"]
+    clause = unanswered(summary)
+    lines = ["", *([] if clause else conclusion(summary)), f"pictures: {paths}"]
     examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
     if examples:
         lines += ["command that repeats one cell (--json lists all commands):", examples[-1]]
-    if options.from_json is None:
-        lines += _next_steps(summary)
+    if clause:
+        own = "MODEL" if options.from_json else options.model or NANO_BLOOM
+        lines += [
+            f"{clause[0].upper()}{clause[1:]}: no method can help where it does not know the task.",
+            *instead(own, summary.train_length),
+        ]
+    elif options.from_json is None:
+        lines += _next_steps(summary, options.model)
     print("\n".join(lines))
 
 
-def _next_steps(summary: Summary) -> list[str]:
-    """Return lines that explain how to measure and stretch another model."""
-    from ntk_alibi.evaluation.report.conclusion import best_method
+def _next_steps(summary: Summary, model: str | None) -> list[str]:
+    """Return lines that explain how to stretch a model, and how to measure the user's own first."""
+    from ntk_alibi.evaluation.report.conclusion import choice, is_better
 
-    best = best_method(summary)
-    if best is None:
+    chosen = choice(summary)
+    if chosen is None or not is_better(summary):
         return []
-    return [
+    measure = [
         "to measure your decoder with ALiBi, by its folder or hub name:",
-        f"  ntk-alibi eval --quick --model MODEL --methods original {_files.command_line([best])}",
+        "  ntk-alibi eval --quick --model MODEL --methods "
+        f"{_files.command_line([ORIGINAL, chosen])}",
+    ]
+    return [
+        *(measure if model is None else []),
         "to stretch it, in Python:",
-        f'  ntk_alibi.patch(model, "{best}")',
+        f'  ntk_alibi.patch(model, "{chosen}")',
     ]

@@ -53,13 +53,13 @@ def register(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.engines import export
-    from ntk_alibi.models import load
-    from ntk_alibi.models.loading import load_outline
+    from ntk_alibi.models.loading import load_as, load_outline
 
     export.checked_target(options.output, options.format, options.overwrite)
     if options.method is not None:
         parse_method(options.method, 2)
-    outline, tokenizer, _ = load_outline(options.model)
+    saved = options.method is None  # a given one replaces the checkpoint's own
+    outline, tokenizer, _ = load_outline(options.model, saved=saved)
     request = {
         "format": options.format,
         "dtype": options.dtype,
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
     export.checked(outline, options.output, options.method, **request)
     # torch has no q8_0; the other dtypes are loaded as they are written, which saves memory.
     loaded = "float32" if options.dtype == "q8_0" else options.dtype
-    model, *_ = load(options.model, loaded)
+    model, *_ = load_as(options.model, loaded, saved=saved)
     exported = export.export(
         model,
         options.output,

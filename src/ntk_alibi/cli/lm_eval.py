@@ -11,7 +11,8 @@ EXAMPLE = """ntk-alibi lm-eval --model ntk_alibi --model_args method=ntk:4 \\
       --tasks ntk_alibi_lines,ntk_alibi_prose --metadata 'lengths=[2048,8192]'
   ntk-alibi lm-eval --model ntk_alibi \\
       --model_args pretrained=bigscience/bloom-1b7,method=ntk:2 \\
-      --tasks longeval_lines_200 --metadata data=longeval \\
+      --tasks longeval_lines_200 \\
+      --metadata data=LongChat/longeval/evaluation \\
       --output_path results --log_samples
   ntk-alibi lm-eval run --help        (help of the harness)"""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ntk_alibi.cli import subcommand
-from ntk_alibi.methods import DYNAMIC, ORIGINAL, STATIC, method_name, parameter_names
+from ntk_alibi.methods import ADVICE, DYNAMIC, ORIGINAL, STATIC, method_name, parameter_names
 
 #: Values of the parameters in the listed names.
 EXAMPLES = {"factor": 4.0, "rate": 2.0, "start": 1024}
@@ -25,7 +25,10 @@ def _run(options: argparse.Namespace) -> None:
     header = ["method", "python", "description"]
     rows = list(_methods())
     result = [dict(zip(header, row, strict=True)) for row in rows]
-    above = "The values are examples; `ntk-alibi methods --help` explains them and all options.\n\n"
+    above = (
+        f"recommended: {ADVICE}.\n"
+        "The values are examples; `ntk-alibi methods --help` explains them and all options.\n\n"
+    )
     subcommand.print_rows(options, result, header, rows, above=above)
 
 

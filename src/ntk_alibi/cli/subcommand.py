@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.methods import (
+    ADVICE,
     DYNAMIC,
     ORIGINAL,
     STATIC,
@@ -67,9 +68,12 @@ def add(
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
   {", ".join(map(kind_spelling, STATIC))}:
-    FACTOR is at least text length / training length; a knee begins START tokens back
+    FACTOR is 2 x text length / training length; interpolation 1 x; knee 7 x, and START half of \
+the training length
   {", ".join(map(kind_spelling, DYNAMIC))}:
-    the factor is RATE x text length / training length, RATE mostly 1 to 2
+    the factor is RATE x text length / training length; RATE is 2, for dynamic-interpolation 1, \
+for dynamic-knee 7
+  recommended: {ADVICE}
   options follow after a colon: query for dynamic methods, recommended: the factor of a token \
 follows the length of its prefix, so generation with a cache equals a full pass (sequence, as \
 published, does not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
@@ -285,7 +289,29 @@ def load_model(options: argparse.Namespace) -> tuple[Any, str]:
     """Return the model and its name."""
     from ntk_alibi.models import loading
 
-    return loading.load(options.model, options.dtype)[0], options.model or loading.NANO_BLOOM
+    model, *_ = loading.load_as(options.model, options.dtype, saved=False)
+    return model, options.model or loading.NANO_BLOOM
+
+
+def warn_if_unanswered(
+    options: argparse.Namespace, model: Any, tokenizer: Any, plan: Any, folder: Path, name: str
+) -> None:
+    """Tell before longer records are read that a user's model does not know the task.
+
+    The processes of a job would need a record each, so there the end of the run tells it.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return
+    from ntk_alibi.evaluation.comparing import length_study
+    from ntk_alibi.evaluation.report.conclusion import unanswered
+
+    few = None if options.model is None else length_study.probe(plan)
+    if few is None:
+        return
+    quiet = options.format == "json"
+    found = length_study.evaluate(model, tokenizer, few, folder, quiet=quiet, name=name)
+    if clause := unanswered(found):
+        tell(f"warning: {clause}; if it does not know the task, Ctrl-C saves the longer ones")
 
 
 def collect(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
-from ntk_alibi.methods import ORIGINAL
+from ntk_alibi.methods import ORIGINAL, RECOMMENDED
+from ntk_alibi.models.loading import NANO_BLOOM
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.comparing.tuning import Tuning
@@ -75,6 +76,8 @@ def _run(options: argparse.Namespace) -> None:
                 f"{train_length} tokens, which the model reads without stretching"
             )
         model, name = subcommand.load_model(options)
+        few = whole.plan((ORIGINAL,), held_out=False, share=tuning.SCREENED)
+        subcommand.warn_if_unanswered(options, model, tokenizer, few, folder, name)
         quiet = options.format == "json"
         return tuning.search(model, tokenizer, whole, folder, quiet=quiet, name=name)
 
@@ -85,7 +88,7 @@ def _show(result: Tuning, options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.comparing import tuning
     from ntk_alibi.evaluation.report import tables
     from ntk_alibi.evaluation.report.cells import with_half_width
-    from ntk_alibi.evaluation.report.conclusion import percent
+    from ntk_alibi.evaluation.report.conclusion import UNKNOWN, instead, percent
 
     if not subcommand.print_tables(
         options,
@@ -111,7 +114,16 @@ def _show(result: Tuning, options: argparse.Namespace) -> None:
         )
     if result.candidates["half_width"].isna().all():
         print("the interval of the nats needs at least two windows of prose (--windows)")
-    if result.answer == ORIGINAL:
+    most = max(frame["accuracy"].max() for frame in (result.candidates, result.fresh))
+    if most <= UNKNOWN:
+        print(
+            f"The model answers at most {100 * most:.0f} % of the questions of these records at "
+            f"{result.length} tokens: no method can help where it does not know the task."
+        )
+        print("\n".join(instead(options.model or NANO_BLOOM, result.train_length)))
+    elif result.answer == ORIGINAL:
         print("keep the original: no method was better than it by more than chance")
     else:
         print(f"use {result.answer}; in a model's config: {_files.json_text(result.config)}")
+        if tuning.is_level(result.fresh, result.paired):
+            print(f"{RECOMMENDED} is level with it, and suits texts of other lengths, too")

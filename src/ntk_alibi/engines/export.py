@@ -89,12 +89,15 @@ class Format:
         is_folder: True for a folder with a configuration and a tokenizer, False for one file.
         check: refuses a request that the format cannot hold; the model may lack its weights.
         write: writes a checked request to a path, which is no file yet, or an empty folder.
+        packages: the packages that `write` imports. `check` needs none of them: what is impossible
+            is refused before a package is asked for.
     """
 
     dtypes: tuple[str, ...]
     is_folder: bool
     check: Callable[[Request], object]
     write: Callable[[Request, Path], Written]
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,9 @@ def checked(
     report = progress or (lambda _: None)
     request = Request(model, decoder, family, settings, tokenizer, dtype, cache, report)
     kind.check(request)
+    with _installed.needed_by(f"export to {name!r}"):
+        for package in kind.packages:
+            import_module(package)
     return name, kind, request
 
 
@@ -287,8 +293,7 @@ def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str,
             )
     if format not in FORMATS:
         raise ValueError(f"format must be one of {names}, got {_checks.briefly(format)}")
-    with _installed.needed_by(f"export to {format!r}"):
-        kind: Format = import_module(FORMATS[format]).FORMAT
+    kind: Format = import_module(FORMATS[format]).FORMAT
     _checks.boolean("overwrite", overwrite)
     if not path.name or not path.parent.is_dir():
         raise ValueError(f"path must be a name in a folder that exists, {got}")

@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,12 +33,15 @@ from ntk_alibi.engines.gguf_vocabulary import Vocabulary, read_vocabulary
 from ntk_alibi.methods import train_length_or_default
 from ntk_alibi.scaling import MaxBias, at_layer, scaling_per
 
-#: For each dtype of `export`: the type of a matrix, and the type of the file.
+if TYPE_CHECKING:
+    import gguf
+
+#: For each dtype of `export`: the names of the type of a matrix, and of the type of the file.
 _TYPES = {
-    "float32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
-    "float16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
-    "bfloat16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
-    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "float32": ("F32", "ALL_F32"),
+    "float16": ("F16", "MOSTLY_F16"),
+    "bfloat16": ("BF16", "MOSTLY_BF16"),
+    "q8_0": ("Q8_0", "MOSTLY_Q8_0"),
 }
 
 
@@ -67,7 +69,9 @@ class Tensor:
 
     def file_type(self, dtype: str) -> gguf.GGMLQuantizationType:
         """Return the type of the tensor in a file; vectors are small, and stay in float32."""
-        return _TYPES["float32" if self.weights.ndim == 1 else dtype][0]
+        import gguf
+
+        return gguf.GGMLQuantizationType[_TYPES["float32" if self.weights.ndim == 1 else dtype][0]]
 
 
 #: Tensors of a file, and their name for `progress`.
@@ -102,6 +106,8 @@ def check_contents(request: Request) -> tuple[list[Group], float, Vocabulary]:
 
 def write(request: Request, path: Path) -> Written:
     """Write a BLOOM or an MPT as a GGUF file."""
+    import gguf
+
     groups, max_bias, vocabulary = check_contents(request)
     family, config = _FAMILIES[request.family.name], request.target.config
     context = _context_length(request)
@@ -118,7 +124,7 @@ def write(request: Request, path: Path) -> Written:
         writer.add_max_alibi_bias(max_bias)
         if clip := family.clip(request.target):
             writer.add_clamp_kqv(clip)
-        writer.add_file_type(_TYPES[request.dtype][1])
+        writer.add_file_type(gguf.LlamaFileType[_TYPES[request.dtype][1]])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         vocabulary.add_to(writer)
         difference = _write_tensors(writer, groups, request)
@@ -198,6 +204,8 @@ def _write_tensors(writer: gguf.GGUFWriter, groups: list[Group], request: Reques
     Raises:
         ValueError: a weight is NaN or infinite, or would be in the file's dtype.
     """
+    import gguf
+
     for _, tensors in groups:
         for tensor in tensors:
             kind = tensor.file_type(request.dtype)
@@ -329,4 +337,4 @@ _FAMILIES = {
     "MPT": _Family(_mpt_groups, _check_mpt, lambda decoder: decoder.config.attn_config.clip_qkv),
 }
 
-FORMAT = Format(dtypes=tuple(_TYPES), is_folder=False, check=check_contents, write=write)
+FORMAT = Format(tuple(_TYPES), False, check_contents, write, packages=("gguf",))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
+if TYPE_CHECKING:
+    import gguf
 
 #: For each supported pre-tokenizer, as tokenizers describe it: its name in llama.cpp.
 _PRE_TOKENIZERS = {
@@ -30,7 +31,7 @@ class Vocabulary:
 
     Attributes:
         tokens: the strings of all tokens.
-        types: their types, `gguf.TokenType`.
+        types: the names of their types in `gguf.TokenType`.
         merges: the merges of bytes, in order.
         pre_tokenizer: the name of the rule that splits texts.
         special: indices of special tokens, by name.
@@ -39,7 +40,7 @@ class Vocabulary:
     """
 
     tokens: list[str]
-    types: list[int]
+    types: list[str]
     merges: list[str]
     pre_tokenizer: str
     special: dict[str, int]
@@ -48,10 +49,12 @@ class Vocabulary:
 
     def add_to(self, writer: gguf.GGUFWriter) -> None:
         """Write the vocabulary into a file."""
+        from gguf import TokenType
+
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(self.pre_tokenizer)
         writer.add_token_list(self.tokens)
-        writer.add_token_types(self.types)
+        writer.add_token_types([TokenType[name] for name in self.types])
         writer.add_token_merges(self.merges)
         for name, number in self.special.items():
             getattr(writer, f"add_{name}_token_id")(number)
@@ -96,7 +99,7 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
     templates = getattr(tokenizer, "chat_template", None) or {}
     return Vocabulary(
         tokens=[tokens.get(index, f"[PAD{index}]") for index in range(rows)],
-        types=[types.get(index, gguf.TokenType.UNUSED) for index in range(rows)],
+        types=[types.get(index, "UNUSED") for index in range(rows)],
         merges=[x if isinstance(x, str) else " ".join(x) for x in parts["model"]["merges"]],
         pre_tokenizer=pre_tokenizer,
         special={name: number for name, number in special.items() if number is not None},
@@ -105,13 +108,13 @@ def read_vocabulary(tokenizer: Any, rows: int) -> Vocabulary:
     )
 
 
-def _tokens(parts: dict[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
+def _tokens(parts: dict[str, Any]) -> tuple[dict[int, str], dict[int, str]]:
     """Return the strings and the types of a tokenizer's tokens by their ids."""
     tokens = {number: text for text, number in parts["model"]["vocab"].items()}
-    types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
+    types = dict.fromkeys(tokens, "NORMAL")
     for token in parts["added_tokens"]:
         tokens[token["id"]] = token["content"]
-        kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
+        kind = "CONTROL" if token["special"] else "USER_DEFINED"
         types[token["id"]] = kind
     return tokens, types
 

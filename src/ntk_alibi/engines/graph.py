@@ -105,7 +105,10 @@ class Graph:
 
 
 def graph_format(
-    file: str, dtypes: tuple[str, ...], write: Callable[[Graph, Path], tuple[str, Call]]
+    file: str,
+    dtypes: tuple[str, ...],
+    write: Callable[[Graph, Path], tuple[str, Call]],
+    packages: tuple[str, ...] = (),
 ) -> Format:
     """Return the format of a folder with a graph, configuration and tokenizer.
 
@@ -114,6 +117,7 @@ def graph_format(
         dtypes: as in `Format`.
         write: writes a graph to a path; returns the name and version of its engine, and a function
             that runs there what was written.
+        packages: as in `Format`.
     """
 
     def write_folder(request: Request, folder: Path) -> Written:
@@ -127,7 +131,7 @@ def graph_format(
             graph.checked(engine, call, request.dtype),
         )
 
-    return Format(dtypes=dtypes, is_folder=True, check=check, write=write_folder)
+    return Format(dtypes, True, check, write_folder, packages)
 
 
 def lines(named: dict[str, Axes], dtype: torch.dtype) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import torch
 
 from ntk_alibi.engines.graph import Call, Graph, any_length, graph_format
@@ -13,6 +12,8 @@ from ntk_alibi.engines.graph import Call, Graph, any_length, graph_format
 
 def write(graph: Graph, path: Path) -> tuple[str, Call]:
     """Write a graph, with its weights in a file beside it above 2 GB, and run it."""
+    import onnxruntime
+
     save(graph, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -47,4 +48,5 @@ def save(graph: Graph, path: Path) -> None:
     program.save(path)
 
 
-FORMAT = graph_format("model.onnx", ("float32", "float16"), write)
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+FORMAT = graph_format("model.onnx", ("float32", "float16"), write, PACKAGES)

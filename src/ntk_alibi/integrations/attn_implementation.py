@@ -142,7 +142,8 @@ def _refuse_others() -> None:
         if requested == NAME and not of_family and not getattr(self.config, "sub_configs", None):
             raise ValueError(
                 "attn_implementation='ntk_alibi' must be given to a model of a known family "
-                f"({listed(_FAMILIES)}), got {type(self).__name__}, whose attention it is not for"
+                f"({listed(_FAMILIES)}), got {type(self).__name__}, whose attention it is not for: "
+                "load the model without the name, and call na.patch"
             )
         try:
             return stock(self, requested, *args, **kwargs)

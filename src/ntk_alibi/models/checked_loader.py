@@ -16,11 +16,11 @@ class WholeCausalLM(AutoModelForCausalLM):
     """transformers' AutoModelForCausalLM, without random weights in place of missing ones."""
 
     @classmethod
-    def outline(cls, name: str) -> Any:
+    def outline(cls, name: str, **attention: str) -> Any:
         """Return the model of a checkpoint's configuration, whose weights are on "meta"."""
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
-            return cls.from_config(config)  # type: ignore[no-untyped-call]
+            return cls.from_config(config, **attention)  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_pretrained(

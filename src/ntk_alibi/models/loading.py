@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import train_length_or_default
@@ -17,6 +16,12 @@ if TYPE_CHECKING:
 
 #: The name of the nano BLOOM in commands.
 NANO_BLOOM = "nano-bloom"
+
+#: What a local model is, in errors.
+FOLDER = "a folder with config.json, weights and tokenizer"
+
+#: Seconds in which the hub must answer.
+PATIENCE = 10.0
 
 
 def nano_bloom_path() -> Path:
@@ -49,15 +54,64 @@ def checkpoint_name(model: str | os.PathLike[str] | None) -> str:
     return os.fspath(model)
 
 
-def reading(name: str) -> AbstractContextManager[None]:
-    """Turn transformers' errors for a damaged checkpoint into a ValueError that names it."""
-    return _files.readable("a whole checkpoint that transformers can load", name)
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn errors for a checkpoint that is damaged or out of reach into one that names it."""
+    _check_name(name)
+    try:
+        with _files.readable("a whole checkpoint that transformers can load", name):
+            yield
+    except OSError as error:  # transformers does not always name what the hub does not give
+        if os.path.exists(name):
+            raise
+        raise _not_given(name, error) from error
+    except ValueError as error:
+        if not os.path.exists(name) or any(map(_is_of_tokenizer, os.listdir(name))):
+            raise
+        raise ValueError(
+            f"model must be {FOLDER}, got {name!r}, which has no tokenizer: write it there with "
+            f"tokenizer.save_pretrained({name!r})"
+        ) from error
+
+
+def _check_name(name: str) -> None:
+    """Refuse what is neither a folder nor in reach, for which transformers would wait a minute."""
+    if os.path.exists(name) or name.startswith((".", os.sep)):
+        if not os.path.isfile(os.path.join(name, "config.json")):
+            raise ValueError(f"model must be {FOLDER}, or a name on the hub, got {name!r}")
+        return
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        known = file_download.try_to_load_from_cache(name, "config.json")
+        if not (constants.HF_HUB_OFFLINE or isinstance(known, str)):
+            url = file_download.hf_hub_url(name, "config.json")
+            file_download.get_hf_file_metadata(url, timeout=PATIENCE)
+    except HFValidationError as error:
+        raise ValueError(f"model must be {FOLDER}, or a name on the hub, got {name!r}") from error
+    except HfHubHTTPError:
+        return  # the hub answers, and transformers explains what
+    except Exception as error:  # the client's library, and so the error's type, changed
+        raise _not_given(name, error) from error
+
+
+def _not_given(name: str, error: Exception) -> OSError:
+    return OSError(f"{name!r} is not a local folder, and could not be loaded from the hub: {error}")
+
+
+def _is_of_tokenizer(file: str) -> bool:
+    """Return whether a file's name is one of a tokenizer."""
+    return file.startswith(("tokenizer", "vocab", "merges", "spiece", "sentencepiece"))
 
 
 def load(
     model: str | os.PathLike[str] | None = None, dtype: str = "float32"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
     """Load a causal language model in evaluation mode, with its tokenizer and training length.
+
+    A checkpoint that was saved with a patch follows its settings, as `from_pretrained` does with
+    attn_implementation="ntk_alibi". A patch of the loaded model comes before them.
 
     Args:
         model: a folder; a hub name such as "bigscience/bloom-560m"; None or "nano-bloom" for the
@@ -81,25 +135,54 @@ def load(
         >>> type(model).__name__, train_length
         ('BloomForCausalLM', 2048)
     """
+    return load_as(model, dtype, saved=True)
+
+
+def load_as(
+    model: str | os.PathLike[str] | None, dtype: str, *, saved: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    """Do what `load` does; `saved` says whether the model follows the settings of a saved patch."""
     with _installed.needed_by("load", "transformers"):
         import torch
 
         from ntk_alibi.models.checked_loader import WholeCausalLM
 
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
-    return _load(model, partial(WholeCausalLM.from_pretrained, dtype=getattr(torch, dtype)))
+
+    def make(name: str) -> Any:
+        attention = _following(name) if saved else {}
+        return WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), **attention)
+
+    return _load(model, make)
 
 
 def load_outline(
-    model: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | None = None, *, saved: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """Do what `load` does without reading weights, which are on torch's device "meta".
+    """Do what `load_as` does without reading weights, which are on torch's device "meta".
 
     This takes little time and memory, so that a command can check its arguments before it loads.
     """
     with _installed.needed_by("load", "transformers"):
         from ntk_alibi.models.checked_loader import WholeCausalLM
-    return _load(model, WholeCausalLM.outline)
+    return _load(
+        model, lambda name: WholeCausalLM.outline(name, **_following(name) if saved else {})
+    )
+
+
+def _following(name: str) -> dict[str, str]:
+    """Return the keyword with which a checkpoint's model follows a saved patch, if it has one."""
+    from transformers import AutoConfig
+
+    import ntk_alibi.integrations  # noqa: F401  (lets transformers know the name)
+    from ntk_alibi.integrations.settings import CONFIG_NAMES
+    from ntk_alibi.integrations.tokens import NAME
+
+    config = AutoConfig.from_pretrained(name)
+    if not any(getattr(config, setting, None) for setting in CONFIG_NAMES):
+        return {}
+    check_settings(config)
+    return {"attn_implementation": NAME}
 
 
 def _load(
@@ -109,25 +192,21 @@ def _load(
     from transformers import AutoTokenizer
 
     name = checkpoint_name(model)
-    if (os.path.exists(name) or name.startswith((".", os.sep))) and not os.path.isfile(
-        os.path.join(name, "config.json")
-    ):
-        raise ValueError(
-            "model must be a folder with config.json, weights and tokenizer, or a name on the hub, "
-            f"got {name!r}"
-        )
     with reading(name):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            loaded = make(name).eval()
-        except OSError as error:  # transformers does not always name what the hub does not give
-            if os.path.exists(name):
-                raise
-            raise OSError(
-                f"{name!r} is not a local folder, and could not be loaded from the hub: {error}"
-            ) from error
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        loaded = make(name).eval()
     check_usable(loaded)
     return loaded, tokenizer, train_length_or_default(loaded.config)
+
+
+def check_settings(config: Any) -> None:
+    """Check that a configuration's ALiBi settings are valid."""
+    from ntk_alibi.integrations.settings import of_config
+
+    try:
+        of_config(config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"config of the model must hold valid ALiBi settings: {error}") from error
 
 
 def check_usable(model: PreTrainedModel) -> None:
@@ -137,12 +216,7 @@ def check_usable(model: PreTrainedModel) -> None:
     """
     import torch
 
-    from ntk_alibi.integrations.settings import of_config
-
-    try:
-        of_config(model.config)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"config of the model must hold valid ALiBi settings: {error}") from error
+    check_settings(model.config)
     for name, weights in model.named_parameters():
         if weights.is_floating_point() and not weights.is_meta and weights.numel():
             extremes = torch.stack(torch.aminmax(weights.detach()))

@@ -63,6 +63,8 @@ def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
     ):
         advice = ", the name of a method, which patch takes" if isinstance(value, str) else ""
+        if isinstance(value, int | float) and 1 < value < 1e6:  # as a factor is
+            advice = f': did you mean NTK({value:g}), or "ntk:{value:g}" of patch?'
         raise TypeError(
             "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
             f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"

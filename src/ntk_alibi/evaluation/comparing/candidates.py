@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from ntk_alibi.methods import ORIGINAL, parameter_names
+from ntk_alibi.methods import ORIGINAL, RECOMMENDED, parameter_names
 
 #: The layers of a model are divided into at most so many groups.
 LAYER_GROUPS = 3
@@ -13,7 +13,7 @@ LAYER_GROUPS = 3
 def families(length: float, train_length: int) -> tuple[str, ...]:
     """Return methods of all kinds with factors around length / train_length.
 
-    The first ones, for small budgets, are the original, NTK and flat heads.
+    The first ones, for small budgets, are the original, NTK, flat heads and the recommended method.
     """
     ratio = max(1.0, length / train_length)
     names = [ORIGINAL]
@@ -23,9 +23,10 @@ def families(length: float, train_length: int) -> tuple[str, ...]:
     names += [f"flat:{_short(2 * ratio)}:{share}" for share in ("0.125", "0.5")]
     for start, step in itertools.product((train_length // 8, train_length // 2), (7, 28)):
         names.append(f"knee:{max(start, 1)}:{_short(step * ratio)}")
-    names += ["dynamic-ntk:1:query", "dynamic-ntk:2:query", "dynamic-flat:2:query"]
+    names += ["dynamic-ntk:1:query", "dynamic-ntk:2:query"]
     names.append(f"dynamic-knee:{max(train_length // 2, 1)}:7:query")
-    return tuple(name for name in dict.fromkeys(names) if not name.endswith(":1"))
+    unique = [name for name in dict.fromkeys(names) if not name.endswith(":1")]
+    return (*unique[:3], RECOMMENDED, *unique[3:])
 
 
 def refinements(name: str, layers: int) -> tuple[str, ...]:

@@ -108,6 +108,25 @@ def answer(
     return summarise(study.plan, samples, settings=settings, commands=repeated)
 
 
+def probe(plan: Plan) -> Plan | None:
+    """Return the part of a plan that tells whether a model knows its records; None for prose alone.
+
+    It has the first method and the lengths up to the training length, whose answers the study takes
+    over, or else that length.
+    """
+    few = {name: getattr(plan, name) for name in plan.record_fields}
+    if not any(few.values()):
+        return None
+    within = [index for index, multiple in enumerate(plan.multiples) if multiple <= 1]
+    for name, counts in few.items():
+        if isinstance(counts, tuple):
+            few[name] = tuple(counts[index] for index in within) or counts[0]
+    multiples = tuple(plan.multiples[index] for index in within) or (1.0,)
+    return replace(
+        plan, methods=plan.methods[:1], multiples=multiples, lengths=None, prose_windows=0, **few
+    )
+
+
 def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
     """Refuse a wrong model, tokenizer or folder of answers before any work."""
     for method in ("named_parameters", "get_output_embeddings"):

@@ -88,10 +88,15 @@ class Plan:
             multiples = tuple(length / self.train_length for length in self.lengths)
             object.__setattr__(self, "multiples", multiples)
         if not self.tasks:
-            *others, last = (f"{kind}_records" for kind in _KINDS)
+            *others, last = self.record_fields
             raise ValueError(
                 f"{', '.join(others)}, {last} or prose_windows must be at least 1, got 0"
             )
+
+    @property
+    def record_fields(self) -> list[str]:
+        """The names of the fields that count records."""
+        return [f"{kind}_records" for kind in _KINDS]
 
     @property
     def token_lengths(self) -> list[int]:

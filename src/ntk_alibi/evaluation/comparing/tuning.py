@@ -29,7 +29,7 @@ from ntk_alibi.evaluation.comparing.intervals import (
 )
 from ntk_alibi.evaluation.comparing.summary import Summary
 from ntk_alibi.evaluation.records.record import check_lengths
-from ntk_alibi.methods import ORIGINAL, parse_method
+from ntk_alibi.methods import ORIGINAL, RECOMMENDED, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import scaling_to_config
 
@@ -42,9 +42,12 @@ Floats = NDArray[np.float64]
 #: Number of bootstrap resamplings of the records.
 RESAMPLINGS = 2000
 
-#: Number of finalists besides the original and the best NTK, and of methods whose neighbours are
-#: tried.
+#: Number of finalists besides the original, the best NTK and the recommended method, and of methods
+#: whose neighbours are tried.
 FINALISTS, REFINED = 3, 2
+
+#: The share of the records that all methods read, before the finalists read the others.
+SCREENED = 0.25
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,9 @@ class Tuning:
             interval (low, high), the difference from the original in nats per token with its
             half-width, and the share of resamplings in which it is chosen (best_share).
         chosen: name of the method that the search prefers.
-        fresh: method, cases, accuracy and interval of the chosen method, NTK and the original on
-            held-out records.
-        paired: the gain in accuracy of the chosen method over the original and over NTK on the same
+        fresh: method, cases, accuracy and interval of the chosen method, the original, NTK, and the
+            recommended method if it is a finalist, on held-out records.
+        paired: the gain in accuracy of the chosen method over each of the others on the same
             held-out questions, and its difference in nats on the same held-out prose, with 95 %
             half-widths over records and windows.
         answer: the chosen method if it `is_better`, else "original".
@@ -189,7 +192,8 @@ def search(
     summary = read(wanted.plan(finalists, held_out=False))
     trace.append(_scores("finalists", finalists, summary))
     candidates, best = _judge(finalists, summary, wanted.seed)
-    fresh, paired = _compare_held_out(read, wanted, best, _best_ntk(trace[-1], wanted))
+    ntk = _best_ntk(trace[-1], wanted)
+    fresh, paired = _compare_held_out(read, wanted, best, ntk, finalists)
     answer = parse_method(best if is_better(fresh, paired) else ORIGINAL, wanted.train_length)
     config = {"alibi_scaling": scaling_to_config(answer.scaling)}
     if answer.log_n is not None:
@@ -229,7 +233,10 @@ def _judge(finalists: Sequence[str], summary: Summary, seed: int) -> tuple[DataF
 def _finalists(
     read: Callable[[plan.Plan], Summary], wanted: Search, layers: int, trace: list[DataFrame]
 ) -> tuple[str, ...]:
-    """Return the original, the best NTK and the best methods on a quarter of the records."""
+    """Return the finalists, by a quarter of the records.
+
+    They are the original, the best NTK, the recommended method and the best ones.
+    """
     tried: list[str] = []
 
     def screen(stage: str, names: Iterable[str]) -> list[str]:
@@ -239,7 +246,7 @@ def _finalists(
         new = [name for name in names if name not in tried][: wanted.tries - len(tried)]
         if new:
             tried.extend(new)
-            summary = read(wanted.plan(new, held_out=False, share=0.25))
+            summary = read(wanted.plan(new, held_out=False, share=SCREENED))
             trace.append(_scores(stage, new, summary))
         return _ranked(pd.concat(trace))
 
@@ -247,7 +254,8 @@ def _finalists(
     neighbours = [other for name in ranked[:REFINED] for other in refinements(name, layers)]
     ranked = screen("refinements", neighbours)
     ntk = [name for name in ranked if name.startswith("ntk:")][:1]
-    return tuple(dict.fromkeys((ORIGINAL, *ntk, *ranked[:FINALISTS])))
+    advised = [RECOMMENDED] if RECOMMENDED in ranked else []
+    return tuple(dict.fromkeys((ORIGINAL, *ntk, *advised, *ranked[:FINALISTS])))
 
 
 def _scores(stage: str, methods: Sequence[str], summary: Summary) -> DataFrame:
@@ -272,12 +280,20 @@ def _best_ntk(finalists: DataFrame, wanted: Search) -> str:
 
 
 def _compare_held_out(
-    read: Callable[[plan.Plan], Summary], wanted: Search, chosen: str, ntk: str
+    read: Callable[[plan.Plan], Summary],
+    wanted: Search,
+    chosen: str,
+    ntk: str,
+    finalists: Sequence[str],
 ) -> tuple[DataFrame, DataFrame]:
-    """Compare the chosen method with the original and NTK on held-out texts."""
+    """Compare the chosen method with the others on held-out texts.
+
+    They are the original, NTK, and the recommended method if it is a finalist.
+    """
     import pandas as pd
 
-    methods = tuple(dict.fromkeys((ORIGINAL, ntk, chosen)))
+    advised = [RECOMMENDED] if RECOMMENDED in finalists else []
+    methods = tuple(dict.fromkeys((ORIGINAL, ntk, *advised, chosen)))
     summary = read(wanted.plan(methods, held_out=True))
     clusters = dict(zip(methods, _clusters(summary).astype(int), strict=True))
     nats = dict(zip(methods, _nats(summary), strict=True))
@@ -316,6 +332,15 @@ def contradicting_methods(fresh: DataFrame, paired: DataFrame) -> list[str]:
     """
     pairs = paired.to_dict("records")
     return [pair["against"] for pair in pairs if _ends_of_gain(fresh, pair)[1] < 0]
+
+
+def is_level(fresh: DataFrame, paired: DataFrame) -> bool:
+    """Return whether the recommended method was compared, and answers as much as the chosen one.
+
+    Only differences beyond their 95 % interval count. `Tuning` has both frames.
+    """
+    pairs = [pair for pair in paired.to_dict("records") if pair["against"] == RECOMMENDED]
+    return any(low <= 0 <= high for low, high in (_ends_of_gain(fresh, pair) for pair in pairs))
 
 
 def _ends_of_gain(fresh: DataFrame, pair: dict[str, Any]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
+from ntk_alibi.evaluation.report.markdown import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -23,7 +24,7 @@ def study_tables(summary: Any) -> list[DataFrame]:
     tables = []
     for task, cells in summary.retrieval.groupby("task", sort=False):
         fewest, most = cells["cases"].min(), cells["cases"].max()
-        cases = f"{most} cases" if fewest == most else f"{fewest} to {most} cases"
+        cases = counted(most, "case") if fewest == most else f"{fewest} to {most} cases"
         title = f"{task}: accuracy in %, 95 % interval (1x = {unit}; {cases})"
         accuracy = [
             with_ends(*row) for row in 100 * cells[["accuracy", "low", "high"]].to_numpy(float)

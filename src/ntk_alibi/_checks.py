@@ -235,13 +235,6 @@ def check_shapes(
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
 
 
-def check_lengths(queries: int, keys: int) -> None:
-    """Check that the core takes so many queries and keys."""
-    for name, length in (("query", queries), ("key", keys)):
-        if length > MAX_LENGTH:
-            raise ValueError(f"{name} must have at most {MAX_LENGTH} tokens, got {length}")
-
-
 def _check_four_axes(name: str, shape: tuple[int, ...]) -> None:
     """Check that queries, keys or values have the axes of attention."""
     if len(shape) != 4:

@@ -264,11 +264,11 @@ def test_the_command_checks_its_arguments_before_it_reads_the_weights(
 def test_what_is_impossible_is_refused_before_a_package_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for package in ("gguf", "onnxscript"):
+    for package in ("gguf", "onnx"):
         monkeypatch.setitem(sys.modules, package, None)
     command = ["export", "-o", str(tmp_path / "x.gguf"), "--method"]
     assert_one_sentence([*command, "flat:4"], "the nearest that has them is MaxBias", capsys)
     assert_one_sentence([*command, "max-bias:4"], "export to 'gguf' needs gguf: pip", capsys)
     command = ["export", "-o", str(tmp_path / "x-onnx"), "--dtype"]
     assert_one_sentence([*command, "q8_0"], "dtype for format 'onnx' must be one of", capsys)
-    assert_one_sentence([*command, "float32"], "export to 'onnx' needs onnxscript: pip", capsys)
+    assert_one_sentence([*command, "float32"], "export to 'onnx' needs onnx: pip", capsys)

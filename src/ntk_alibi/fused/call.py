@@ -222,6 +222,13 @@ def checked_call(
     )  # fmt: skip
 
 
+def check_lengths(queries: int, keys: int) -> None:
+    """Check that the core takes so many queries and keys."""
+    for name, length in (("query", queries), ("key", keys)):
+        if length > _checks.MAX_LENGTH:
+            raise ValueError(f"{name} must have at most {_checks.MAX_LENGTH} tokens, got {length}")
+
+
 def _check_inputs(query: Any, key: Any, value: Any) -> None:
     """Check the types, dtypes and devices of query, key and value."""
     if not (is_quantized(key) or is_quantized(value)):
@@ -321,7 +328,7 @@ def _check_basics(
     _checks.floating_dtype(dtype, allowed, "query")
     _checks.check_shapes(query_shape, key_shape, value_shape)
     if not torch:  # else in the operator, since lengths may be symbols here
-        _checks.check_lengths(query_shape[2], key_shape[2])
+        check_lengths(query_shape[2], key_shape[2])
     checked_mask = Mask.checked(*mask)
     scale = _checks.scale(scale, _checks.head_dim(query_shape[3]))
     if skip_tolerance is not None:

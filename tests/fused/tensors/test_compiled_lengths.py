@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,3 +202,52 @@ def test_an_exported_module_checks_what_it_gets() -> None:
     exported = torch.export.export(Attend("table"), (*inputs(12),), dynamic_shapes=(sizes,) * 3)
     with pytest.raises(ValueError, match="table must cover the distances 0 to 80"):
         exported.module()(*inputs(81))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_lengths_that_depend_on_data() -> None:
+    def attend_to_some(query: Any, key: Any, value: Any, kept: Any) -> Any:
+        columns = kept.nonzero()[:, 0]
+        return na.attention(
+            query, key[:, :, columns], value[:, :, columns], SYMMETRIC, causal=False
+        )
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend_to_some, fullgraph=True, backend="eager")
+    for share in (2, 3):
+        kept = torch.arange(20) % share == 0
+        torch.testing.assert_close(compiled(*inputs(20), kept), attend_to_some(*inputs(20), kept))
+
+
+SAVED = """
+import sys, torch, ntk_alibi.torch
+inputs, expected = torch.load(sys.argv[2])
+graph = torch.export.load(sys.argv[1]).module()
+torch.testing.assert_close(graph(*inputs), expected)
+"""
+
+
+def test_a_saved_graph_runs_in_a_process_that_imports_the_operators(tmp_path: Path) -> None:
+    sizes = {0: Dim("batch"), 2: Dim("length")}
+    exported = torch.export.export(Attend("ALiBi"), (*inputs(12),), dynamic_shapes=(sizes,) * 3)
+    torch.export.save(exported, tmp_path / "graph.pt2")
+    given = [x.detach() for x in inputs(33, 3)]
+    torch.save((given, FORMS["ALiBi"][0](*given)), tmp_path / "tensors.pt")
+    files = tmp_path / "graph.pt2", tmp_path / "tensors.pt"
+    done = subprocess.run([sys.executable, "-c", SAVED, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # of torch itself
+def test_a_library_of_aotinductor_takes_every_length(tmp_path: Path) -> None:
+    sizes = {0: Dim("batch"), 2: Dim("length")}
+    given = [x.detach() for x in inputs(12)]
+    exported = torch.export.export(Attend("ALiBi"), (*given,), dynamic_shapes=(sizes,) * 3)
+    path = str(tmp_path / "library.pt2")
+    library = torch._inductor.aoti_load_package(
+        torch._inductor.aoti_compile_and_package(exported, package_path=path)
+    )
+    for length, batch in ((33, 3), (2, 1)):
+        later = [x.detach() for x in inputs(length, batch)]
+        torch.testing.assert_close(library(*later), FORMS["ALiBi"][0](*later))

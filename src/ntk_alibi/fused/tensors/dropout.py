@@ -23,13 +23,13 @@ def to_seed(dropout: Dropout | None) -> torch.Tensor | None:
 
 
 def to_integers(dropout: Dropout | None) -> list[int]:
-    """Return all fields but the seed, [] without dropout."""
-    return [] if dropout is None else [dropout.least_kept, *dropout[2:]]
+    """Return all fields but the seed; without dropout zeros, since AOTInductor loses []."""
+    return [0] * 5 if dropout is None else [dropout.least_kept, *dropout[2:]]
 
 
 def make_dropout(seed: Any, integers: list[int]) -> Dropout | None:
-    """Return the dropout of a seed and the integers of `to_integers`."""
-    return Dropout(integers[0], seed, *integers[1:]) if integers else None
+    """Return the dropout of a seed, or None, and the integers of `to_integers`."""
+    return None if seed is None else Dropout(integers[0], seed, *integers[1:])
 
 
 def kept_weights(dropout: Dropout, shape: tuple[int, ...]) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import (
     Way,
@@ -28,7 +28,7 @@ from ntk_alibi._torch_state import (
 )
 from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, core_rule
+from ntk_alibi.fused.call import AttentionCall, check_lengths, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 from ntk_alibi.fused.parts import Results, attend_in_parts
@@ -148,7 +148,7 @@ def _make_call(
     bias_arrays: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
     bias = KernelBias(**bias_arrays, table_begin=table_begin, knee=knee, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_integers)
-    _checks.check_lengths(*shape[2:])
+    check_lengths(*shape[2:])
     *others, factors, known, seed, visible = arrays[len(BIAS_TENSORS) :]
     given: dict[str, Any] = dict(zip((*PROBLEM_TENSORS, *SEGMENTS), others, strict=True))
     rule = core_rule(mask, scale, skip_tolerance) if in_core else None

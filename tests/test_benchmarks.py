@@ -17,6 +17,7 @@ from benchmarks import (
     attention,
     bloom,
     candidates,
+    compiled,
     cores,
     decode,
     gradient,
@@ -285,6 +286,26 @@ def test_masks_become_a_table_and_all_compute_the_same(monkeypatch: pytest.Monke
             del found[masks.BASELINE]
         for output in found.values():
             torch.testing.assert_close(output, exact, rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_peers_of_the_benchmark_of_graphs_compute_the_same() -> None:
+    inputs = [torch.randn(1, compiled.HEADS, 70, 16) for _ in range(3)]
+    for peers in compiled.CASES.values():
+        ours, *others = (attend(*inputs, prepare(70)) for attend, prepare in peers.values())
+        for output in others:
+            torch.testing.assert_close(output, ours, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_graphs_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "SECONDS_PER_TURN", 0.0)
+    monkeypatch.setattr(compiled, "LENGTHS", (40, 33, 50))
+    monkeypatch.delitem(compiled.CASES, "a new mask of pairs")
+    monkeypatch.delitem(compiled.CASES["causal"], "FlexAttention")
+    rows = [row.strip("| ").split(" | ") for row in compiled.run(1).split("\n")[-2:]]
+    assert [row[3] for row in rows] == ["2", "2"]
     torch.compiler.reset()
 
 

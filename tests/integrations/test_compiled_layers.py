@@ -198,6 +198,23 @@ def test_steps_of_a_decoder_share_graphs(name: str, kind: str) -> None:
 
 
 @one_graph
+def test_a_graph_refuses_a_backward_pass_outside_of_its_patch() -> None:
+    """It computes weights again, which another scaling would change in silence."""
+    model, message = inner("mpt", 2), "the patch must stay as it is until the backward pass"
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    outer = na.patch(model, na.NTK(2.0))
+    with na.patch(model, na.NTK(8.0)):
+        loss, other = (states(compiled, use_cache=False).square().sum() for _ in range(2))
+        loss.backward()
+    with pytest.raises(ValueError, match=message):
+        other.backward()
+    loss = states(compiled, use_cache=False).square().sum()
+    outer.undo()
+    with pytest.raises(ValueError, match=message):
+        loss.backward()
+
+
+@one_graph
 @torch.no_grad()
 def test_a_graph_refuses_a_mask_that_does_not_suit_its_cache() -> None:
     model, given = inner("bloom", 2), padded(12)

@@ -15,10 +15,17 @@ import torch
 
 from ntk_alibi._torch_state import is_transformed
 from ntk_alibi.integrations.caches import Bounded, ReadAsHeld
+from ntk_alibi.integrations.settings import stack_of
 from ntk_alibi.integrations.tokens import Tokens
 
 _unused_keys = itertools.count()
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+#: The settings of patches under which graphs ran.
+_settings: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+#: The number of settings of a model's configuration.
+_OF_CONFIG = -1
 
 
 def register(attend: Any) -> int:
@@ -57,8 +64,21 @@ def attend_in_graph(
         end = seen if isinstance(seen, torch.Tensor) else None  # of a static cache
     output: torch.Tensor = _layer_attention(
         query, key, value, mask, end, cache is not None, attend.in_graphs, scale
-    )
+    )[0]
     return output
+
+
+def _settings_of(attend: Any) -> int:
+    """Return the number of the settings in force."""
+    settings = stack_of(attend.model)[-1]
+    if settings is None:
+        return _OF_CONFIG
+    for number, known in _settings.items():
+        if known is settings:
+            return number
+    number = next(_unused_keys)
+    _settings[number] = settings
+    return number
 
 
 class Updated:
@@ -99,7 +119,7 @@ _SCHEMA = (
 
 
 @torch.library.custom_op(
-    "ntk_alibi::layer_attention", mutates_args=(), schema=f"({_SCHEMA}) -> Tensor"
+    "ntk_alibi::layer_attention", mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor)"
 )
 def _layer_attention(
     query: torch.Tensor,
@@ -110,8 +130,8 @@ def _layer_attention(
     cached: bool,
     layer: int,
     scale: float | None,
-) -> torch.Tensor:
-    """Return the output of a layer.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output of a layer, and the number of the settings of its patch.
 
     Args:
         query: (batch, heads, queries, head_dim), the last query at the last key.
@@ -129,21 +149,23 @@ def _layer_attention(
     tokens = attend.tokens_of(mask, sizes, query.device, cache)
     with torch.no_grad():
         output: torch.Tensor = attend(query, key, value, mask=tokens, cache=cache, scale=scale)[0]
-    return output.contiguous()
+    return output.contiguous(), torch.tensor(_settings_of(attend))
 
 
 @_layer_attention.register_fake
-def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> torch.Tensor:
-    return value.new_empty((*query.shape[:3], value.shape[3]))
+def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> Any:
+    output = value.new_empty((*query.shape[:3], value.shape[3]))
+    return output, torch.empty((), dtype=torch.int64, device="cpu")
 
 
 @torch.library.custom_op(
     "ntk_alibi::layer_attention_backward",
     mutates_args=(),
-    schema=f"(Tensor gradient, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor gradient, Tensor settings, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
 def _layer_attention_backward(
     gradient: torch.Tensor,
+    settings: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -153,8 +175,17 @@ def _layer_attention_backward(
     layer: int,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of a layer's query, and of all keys and values."""
-    attend = _layers[layer]
+    """Return the gradients of a layer's query, and of all keys and values.
+
+    Raises:
+        ValueError: the patch is another one than in the forward pass.
+    """
+    attend = _layers.get(layer)
+    if attend is None or not stack_of(attend.model) or _settings_of(attend) != int(settings):
+        raise ValueError(
+            "the patch must stay as it is until the backward pass of a compiled model is done, "
+            "which computes weights again: call backward() inside of the patch"
+        )
     inputs = _inputs(attend, query, key, value, end, cached)
     gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     gradients = attend.gradients(gradient, *inputs, mask, scale)
@@ -162,16 +193,16 @@ def _layer_attention_backward(
 
 
 @_layer_attention_backward.register_fake
-def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> Any:
-    return tuple(x.new_empty(x.shape) for x in (query, key, value))
+def _(_: Any, __: Any, *inputs: Any) -> Any:
+    return tuple(x.new_empty(x.shape) for x in inputs[:3])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(output[1], *inputs[:5])
     ctx.others = inputs[5:]
 
 
-def _differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _differentiate(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
     return *_layer_attention_backward(gradient, *ctx.saved_tensors, *ctx.others), *[None] * 5
 
 

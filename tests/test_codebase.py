@@ -72,7 +72,7 @@ KEPT = {
     "evaluation.records.corpus": ["_chapters"],  # one file of the package
     "fused.call": ["_cached_basics", "core_rule"],  # dtype, shapes and scalars
     "integrations.families.baichuan": ["_PADDING"],  # the pass that runs
-    # Layers and the settings of patches, by the numbers that they were given.
+    # Layers and the settings of patches, by the keys that they were given.
     "integrations.graph_operator": ["_layers", "_settings"],
     "integrations.outer_models": ["_keep_later_ones"],  # nothing: done once
     "integrations.passes.base": ["_kept"],  # the bias, by its attributes, and the device

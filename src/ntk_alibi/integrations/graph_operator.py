@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -60,12 +60,11 @@ def attend_in_graph(
     mask, end = mask.padding if isinstance(mask, Tokens) else mask, None
     if cache is not None:
         key, value = cache.update(key, value, attend.number)
-        seen = cache.get_seq_length(attend.number)
-        end = seen if isinstance(seen, torch.Tensor) else None  # of a static cache
-    output: torch.Tensor = _layer_attention(
-        query, key, value, mask, end, cache is not None, attend.in_graphs, scale
-    )[0]
-    return output
+        end = cache.get_seq_length(attend.number)
+        if not isinstance(end, torch.Tensor):
+            end = torch.full((), end, dtype=torch.int64)
+    results = _layer_attention(query, key, value, mask, end, attend.in_graphs, scale)
+    return cast(torch.Tensor, results[0])
 
 
 def _settings_of(attend: Any) -> int:
@@ -101,20 +100,19 @@ class Updated:
 
 
 def _inputs(
-    attend: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: Any, cached: bool
+    attend: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Updated | None]:
     """Return query, the new keys and values, and the cache or None; autograd follows none."""
     query, key, value = (x.detach() for x in (query, key, value))
-    if not cached:
+    if end is None:
         return query, key, value, None
-    end = key.shape[2] if end is None else int(end)
-    past = 0 if attend.crosses else end - query.shape[2]
-    return query, key[:, :, past:end], value[:, :, past:end], Updated(key, value, past)
+    seen = slice(0 if attend.crosses else int(end) - query.shape[2], int(end))
+    cache = Updated(key, value, seen.start)
+    return query, key[:, :, seen], value[:, :, seen], cache
 
 
 _SCHEMA = (
-    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, bool cached, int layer, "
-    "float? scale"
+    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, int layer, float? scale"
 )
 
 
@@ -127,7 +125,6 @@ def _layer_attention(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     end: torch.Tensor | None,
-    cached: bool,
     layer: int,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,13 +135,12 @@ def _layer_attention(
         key: (batch, key heads, keys, head_dim): all keys, with the empty places of a static cache.
         value: as key.
         mask: the mask of keys or of pairs, or None.
-        end: the number of keys in a static cache, or None.
-        cached: whether the keys are from a cache.
+        end: the number of tokens that the cache has seen with these, or None without a cache.
         layer: the key that `register` gave the layer.
         scale: the factor of the products, or None.
     """
     attend = _layers[layer]
-    query, key, value, cache = _inputs(attend, query, key, value, end, cached)
+    query, key, value, cache = _inputs(attend, query, key, value, end)
     sizes = query.shape[0], query.shape[2], key.shape[2]
     tokens = attend.tokens_of(mask, sizes, query.device, cache)
     with torch.no_grad():
@@ -164,29 +160,21 @@ def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> Any:
     schema=f"(Tensor gradient, Tensor settings, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
 def _layer_attention_backward(
-    gradient: torch.Tensor,
-    settings: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    end: torch.Tensor | None,
-    cached: bool,
-    layer: int,
-    scale: float | None,
+    gradient: torch.Tensor, settings: torch.Tensor, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of a layer's query, and of all keys and values.
 
     Raises:
         ValueError: the patch is another one than in the forward pass.
     """
+    query, key, value, mask, end, layer, scale = given
     attend = _layers.get(layer)
     if attend is None or not stack_of(attend.model) or _settings_of(attend) != int(settings):
         raise ValueError(
             "the patch must stay as it is until the backward pass of a compiled model is done, "
             "which computes weights again: call backward() inside of the patch"
         )
-    inputs = _inputs(attend, query, key, value, end, cached)
+    inputs = _inputs(attend, query, key, value, end)
     gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     gradients = attend.gradients(gradient, *inputs, mask, scale)
     return gradients
@@ -203,7 +191,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-    return *_layer_attention_backward(gradient, *ctx.saved_tensors, *ctx.others), *[None] * 5
+    return *_layer_attention_backward(gradient, *ctx.saved_tensors, *ctx.others), *[None] * 4
 
 
 _layer_attention.register_autograd(_differentiate, setup_context=_save)

@@ -320,9 +320,12 @@ def test_compiled_in_one_graph(name: str) -> None:
 
 @pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 def test_dynamic_scalings_are_no_constants_of_a_graph() -> None:
-    compiled = torch.compile(module(scaling=DYNAMIC), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match="scaling must be None or one of Interpolation, NTK"):
-        compiled(*inputs())
+    attention = module(scaling=DYNAMIC)
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    for mask in (None, MASK, ~MASK | MASK):
+        given = inputs()
+        expected = attention(*given, key_padding_mask=mask)
+        torch.testing.assert_close(compiled(*given, key_padding_mask=mask), expected)
 
 
 def test_autocast() -> None:

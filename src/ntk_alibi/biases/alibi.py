@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi._backends import backend_of
@@ -15,6 +14,7 @@ from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.parameters import parameter
+from ntk_alibi.biases.scaled_bias import bias_from_rule, token_counts, with_knee
 from ntk_alibi.biases.slopes import (
     SIDES,
     ModelSlopes,
@@ -25,12 +25,10 @@ from ntk_alibi.biases.slopes import (
 )
 from ntk_alibi.masks import Problem
 from ntk_alibi.scaling import (
-    KneeShape,
     Scaling,
     at_layer,
     checked_scaling,
     is_constant,
-    scaling_per,
     split_knee,
 )
 
@@ -142,17 +140,16 @@ class ALiBi(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
-        if self.slopes is not None:
-            slopes = self._given_slopes(like)
-        elif like is not None and is_tracing():
-            from ntk_alibi.biases.traced_slopes import traced_slopes
+        if self.slopes is None:
+            if like is None or not is_tracing():
+                rule = _standard_rule(self.num_heads)
+                return bias_from_rule(rule, self.scaling, self.sides, problem, self.exempt)
+            from ntk_alibi.biases.traced_alibi import traced_alibi
 
-            slopes = traced_slopes(like, self.num_heads, self.scaling, self.sides)
-        else:
-            rule = _standard_rule(self.num_heads)
-            return bias_from_rule(rule, self.scaling, self.sides, problem, self.exempt)
+            bias = traced_alibi(like, problem, self.num_heads, self.scaling, self.sides)
+            return bias._replace(exempt=self.exempt)
         knee = split_knee(self.scaling)[1]
-        bias = KernelBias(*slopes, exempt=self.exempt)
+        bias = KernelBias(*self._given_slopes(like), exempt=self.exempt)
         if knee is None:
             return bias
         return with_knee(bias.checked(problem), knee.for_lengths(token_counts(knee, problem)))
@@ -221,63 +218,3 @@ _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
 @functools.lru_cache(maxsize=256)
 def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: ModelSides) -> ModelALiBi:
     return ModelALiBi(rule, scaling, sides=sides)
-
-
-def bias_from_rule(
-    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, problem: Problem, exempt: int = 0
-) -> KernelBias:
-    """Return the bias from a family's slopes; kept if it does not depend on lengths."""
-    if is_constant(scaling):
-        try:
-            return _static_bias(rule, cast(Any, scaling), sides, exempt)
-        except TypeError:  # the scaling has no hash
-            pass
-    return _bias_for_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
-
-
-def _bias_for_counts(
-    rule: ModelSlopes,
-    scaling: Scaling | None,
-    sides: Sides,
-    counts: NDArray[np.int64] | None,
-    exempt: int,
-) -> KernelBias:
-    knee = split_knee(scaling)[1]
-    bias = KernelBias(*rule.left_and_right(sides, scaling, counts), exempt=exempt)
-    return bias if knee is None else with_knee(bias, knee.for_lengths(counts))
-
-
-@functools.lru_cache(maxsize=64)
-def _static_bias(
-    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, exempt: int
-) -> KernelBias:
-    """Return the bias of a static scaling.
-
-    It is kept because making it takes longer than attention over few tokens.
-    """
-    bias = _bias_for_counts(rule, scaling, sides, None, exempt)
-    bias.check_far_slopes()
-    for side in bias.slopes.values():
-        side.flags.writeable = False
-    return bias._replace(core=bias.in_core(()))
-
-
-def with_knee(bias: KernelBias, knee: KneeShape) -> KernelBias:
-    """Return a linear bias with a knee."""
-    backend = backend_of(bias.left)
-    xp = backend.xp
-
-    def far(side: Any) -> Any:
-        """Return the slopes beyond the knee; the values for a hidden side have no effect."""
-        slopes = knee.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
-        return backend.cast(slopes, side.dtype)
-
-    with backend.without_warnings():  # checks refuse slopes beyond float32's range later
-        left, right = far(bias.left), far(bias.right)
-    return bias._replace(far_left=left, far_right=right, knee=knee.start)
-
-
-def token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
-    """Return the token counts for a dynamic scaling, None for a static one."""
-    per = scaling_per(scaling)
-    return None if per is None else problem.token_counts(per)

@@ -25,6 +25,9 @@ LENGTHS = (31, 20, 19, 70, 2, 3, 33, 64, 65, 5, 40, 41, 50, 6)
 
 SYMMETRIC = na.ALiBi(HEADS, sides="symmetric")
 NTK = na.ALiBi(HEADS, na.NTK(4.0))
+DYNAMIC = na.ALiBi(HEADS, na.DynamicNTK(2.0, 16))
+BY_QUERY = na.ALiBi(HEADS, na.DynamicKnee(5, 2.0, 16))
+OF_SHAPE = "no bias, a scale of the shape"
 VALUES = torch.linspace(-1.0, 1.0, HEADS * 8).reshape(HEADS, 8)
 
 
@@ -48,7 +51,19 @@ def attend(bias: Any = NTK, **options: Any) -> Callable[..., Any]:
 #: Functions of query, key, value and another tensor, and what makes that tensor for a length.
 FORMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "ALiBi": (attend(), None),
-    "no bias, a scale of the shape": (
+    "a knee": (attend(na.ALiBi(HEADS, na.Knee(5, 4.0))), None),
+    "dynamic": (attend(DYNAMIC), None),
+    "dynamic, padding": (
+        lambda q, k, v, m: na.attention(q, k, v, DYNAMIC, key_padding_mask=m), padding
+    ),
+    "dynamic by query, a knee": (
+        lambda q, k, v, m: na.attention(q, k, v, BY_QUERY, key_padding_mask=m), padding
+    ),
+    "dynamic, packed segments": (
+        lambda q, k, v, ids: na.attention(q, k, v, DYNAMIC, segment_ids=ids),
+        lambda length: torch.arange(length) // 40,
+    ),
+    OF_SHAPE: (
         lambda q, k, v: na.attention(q, k, v, scale=q.shape[-1] ** -0.5), None
     ),
     "grouped heads": (lambda q, k, v: na.attention(q, k[:, :2], v[:, :2], NTK), None),
@@ -126,7 +141,18 @@ def test_two_graphs_serve_all_lengths(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*QUICK, "no bias, a scale of the shape", "T5", "RoPE", "dropout"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        "a knee",
+        "dynamic, padding",
+        "T5",
+        "RoPE",
+        "dropout",
+        "no bias, a scale of the shape",
+    ],
+)
 def test_told_that_sizes_change_torch_makes_one_graph(name: str) -> None:
     assert graphs_after(*FORMS[name], LENGTHS[:3], backend="aot_eager", dynamic=True) == 1
 
@@ -184,7 +210,17 @@ class Attend(torch.nn.Module):
         return self.function(query, key, value)
 
 
-EXPORTED = ("ALiBi", "window and sinks", "T5", "table with a window", "RoPE", "log n", "dropout")
+EXPORTED = (
+    "ALiBi",
+    "dynamic",
+    "a knee",
+    "window and sinks",
+    "T5",
+    "table with a window",
+    "RoPE",
+    "log n",
+    "dropout",
+)
 
 
 @pytest.mark.parametrize("name", EXPORTED)

@@ -1,0 +1,75 @@
+"""The kernel form of slopes that a scaling stretches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntk_alibi._backends import backend_of
+from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.slopes import ModelSlopes, Sides
+from ntk_alibi.masks import Problem
+from ntk_alibi.scaling import KneeShape, Scaling, is_constant, scaling_per, split_knee
+
+
+def bias_from_rule(
+    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, problem: Problem, exempt: int = 0
+) -> KernelBias:
+    """Return the bias from a family's slopes; kept if it does not depend on lengths."""
+    if is_constant(scaling):
+        try:
+            return _static_bias(rule, cast(Any, scaling), sides, exempt)
+        except TypeError:  # the scaling has no hash
+            pass
+    return _bias_for_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
+
+
+def _bias_for_counts(
+    rule: ModelSlopes,
+    scaling: Scaling | None,
+    sides: Sides,
+    counts: NDArray[np.int64] | None,
+    exempt: int,
+) -> KernelBias:
+    knee = split_knee(scaling)[1]
+    bias = KernelBias(*rule.left_and_right(sides, scaling, counts), exempt=exempt)
+    return bias if knee is None else with_knee(bias, knee.for_lengths(counts))
+
+
+@functools.lru_cache(maxsize=64)
+def _static_bias(
+    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, exempt: int
+) -> KernelBias:
+    """Return the bias of a static scaling.
+
+    It is kept because making it takes longer than attention over few tokens.
+    """
+    bias = _bias_for_counts(rule, scaling, sides, None, exempt)
+    bias.check_far_slopes()
+    for side in bias.slopes.values():
+        side.flags.writeable = False
+    return bias._replace(core=bias.in_core(()))
+
+
+def with_knee(bias: KernelBias, knee: KneeShape) -> KernelBias:
+    """Return a linear bias with a knee."""
+    backend = backend_of(bias.left)
+    xp = backend.xp
+
+    def far(side: Any) -> Any:
+        """Return the slopes beyond the knee; the values for a hidden side have no effect."""
+        slopes = knee.far_slopes(xp.where(xp.isinf(side), xp.zeros_like(side), side))
+        return backend.cast(slopes, side.dtype)
+
+    with backend.without_warnings():  # checks refuse slopes beyond float32's range later
+        left, right = far(bias.left), far(bias.right)
+    return bias._replace(far_left=left, far_right=right, knee=knee.start)
+
+
+def token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
+    """Return the token counts for a dynamic scaling, None for a static one."""
+    per = scaling_per(scaling)
+    return None if per is None else problem.token_counts(per)

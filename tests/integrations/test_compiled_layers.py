@@ -173,6 +173,56 @@ def test_a_decoder_trains_in_two_graphs_at_every_length(name: str, patch: str) -
     assert new_graphs() <= 2
 
 
+def with_dropout(name: str) -> Any:
+    """Return a model of learned tables that drops weights."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "num_layers": 2}
+    if name == "MPNet":
+        return inner(name, 2)
+    if name == "UMT5":
+        return transformers.UMT5EncoderModel(transformers.UMT5Config(vocab_size=64, **sizes))
+    config = transformers.T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+@one_graph
+@pytest.mark.needs("transformers >= 5.12", "MPNet makes its mask itself")
+@pytest.mark.parametrize(
+    "name", ["T5", *(pytest.param(x, marks=pytest.mark.slow) for x in ("UMT5", "MPNet"))]
+)
+def test_tables_train_in_two_graphs_with_dropout(name: str) -> None:
+    model = with_dropout(name).train()
+    parameters = dict(model.named_parameters())
+    with na.patch(model):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for length in (11, 20, 9, 31, 40, 12):
+            given = padded(length)
+            if name == "T5":
+                given["labels"] = given["input_ids"][:, :5].contiguous()
+            found, expected = (gradients_of(x, given, parameters) for x in (compiled, model))
+            tables = [key for key in parameters if "relative_attention_bias" in key]
+            assert tables
+            for some in (tables, parameters):
+                greatest = max(float(expected[key].abs().max()) for key in some)
+                for key in some:
+                    torch.testing.assert_close(
+                        found[key], expected[key], rtol=0, atol=1e-5 * greatest
+                    )
+    assert new_graphs() <= 2
+
+
+def gradients_of(
+    run: Any, given: dict[str, Any], parameters: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return a model's gradients, with the dropout of one seed."""
+    torch.manual_seed(1)
+    output = run(**given)
+    real = given["attention_mask"] != 0
+    loss = output.loss if "labels" in given else output[0][real].square().sum()
+    gradients = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True))
+
+
 @one_graph
 @pytest.mark.needs("transformers >= 5.18", "Dynamo cannot trace how Falcon masks")
 @torch.no_grad()

@@ -105,12 +105,12 @@ class Attend:
         """
         compiling = torch.compiler.is_dynamo_compiling()
         if compiling and graph_operator.fits(self, query, mask, cache, dropout, weights):
-            inputs = query, key, value, mask, cache, scale
+            inputs = query, key, value, mask, cache, scale, dropout
             return graph_operator.attend_in_graph(self, *inputs), None
-        return self._attend(query, key, value, mask, cache, scale, dropout, weights)
+        return self.attend(query, key, value, mask, cache, scale, weights, dropout)
 
     @untraced
-    def _attend(
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -118,9 +118,16 @@ class Attend:
         mask: Any,
         cache: Any,
         scale: float | None,
-        dropout: float,
         weights: bool,
+        dropout: float,
+        seed: int | None = None,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend as a call does, outside of a graph.
+
+        `seed` is the seed of dropout, or None to draw one; `rows` are the rows of the layer's
+        table, or None to read them.
+        """
         if type(query) is not torch.Tensor:
             _checks.check_plain("query", query)
         own, dtype = self.family.code is None, value.dtype
@@ -139,7 +146,9 @@ class Attend:
             )
         cache = cache if forward_pass.cache is None else forward_pass.cache
         attend = FORMS[forward_pass.settings.attention]
-        output, formed = attend(self, forward_pass, query, key, value, cache, scale, dropout)
+        output, formed = attend(
+            self, forward_pass, query, key, value, cache, scale, dropout, seed, rows
+        )
         return output.to(dtype) if own else output, formed
 
     def gradients(
@@ -151,14 +160,23 @@ class Attend:
         cache: Any,
         mask: torch.Tensor | None,
         scale: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the gradients of the queries, and of all keys and values, of a compiled graph."""
+        dropout: float,
+        seed: int | None,
+        rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return the gradients of queries, of all keys and values, and of rows, in a graph."""
         sizes = query.shape[0], query.shape[2], key.shape[2]
         tokens = self.tokens_of(mask, sizes, query.device, cache)
         forward_pass = self.pass_of(tokens, sizes, query.device, cache, False)
         key, value, _ = self.with_cached(forward_pass, key, value, cache)
         scale = query.shape[3] ** -0.5 if scale is None else scale
-        return fused.gradients(self, forward_pass, query, key, value, scale, gradient)
+        of_query, of_key, of_value, of_table = fused.gradients(
+            self, forward_pass, query, key, value, scale, gradient, dropout, seed, rows
+        )
+        of_rows = None
+        if rows is not None:
+            of_rows = self.table.table.rows_gradient(forward_pass.problem, of_table).to(rows.dtype)
+        return of_query, of_key, of_value, of_rows
 
     def with_cached(
         self, forward_pass: Pass, key: Any, value: Any, cache: Any, append: Any = None
@@ -191,9 +209,9 @@ class Attend:
 
     @property
     def may_learn(self) -> bool:
-        """Whether the bias may have parameters: the model's own table, or a bias of the patch."""
+        """Whether a bias of the patch may have parameters."""
         settings = stack_of(self.model)[-1]
-        return self.table is not None or (settings is not None and settings.bias is not None)
+        return settings is not None and settings.bias is not None
 
     def is_eager(self, weights: Any) -> bool:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""

@@ -2,7 +2,7 @@
 
 It is for torch.compile, without a cache or with one of transformers, which the graph itself
 updates. The operator gets the mask, and the first layer makes the pass of it while the graph runs.
-Its gradients are of query, key and value.
+Its gradients are of query, key, value and the rows of the layer's table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 
 from ntk_alibi._torch_state import is_transformed
+from ntk_alibi.fused.dropout import checked_dropout
+from ntk_alibi.fused.tensors.dropout import to_seed
 from ntk_alibi.integrations.caches import Bounded, ReadAsHeld
 from ntk_alibi.integrations.settings import stack_of
 from ntk_alibi.integrations.tokens import Tokens
@@ -39,10 +41,12 @@ def fits(attend: Any, query: Any, mask: Any, cache: Any, dropout: float, weights
     """Return whether the operator can compute a call of a layer that Dynamo traces."""
     if torch.compiler.is_exporting() or is_transformed(maps=True):
         return False
-    if dropout or weights or isinstance(cache, ReadAsHeld | Bounded):
+    if weights or isinstance(cache, ReadAsHeld | Bounded):
+        return False
+    overwritten = getattr(cache, "is_compileable", False)  # a static cache
+    if dropout and (overwritten or attend.is_eager(weights)):
         return False
     if torch.is_grad_enabled():
-        overwritten = getattr(cache, "is_compileable", False)  # a static cache
         in_core = query.is_cpu and query.dtype is not torch.float64
         if attend.may_learn or overwritten or not in_core:
             return False
@@ -54,7 +58,14 @@ def fits(attend: Any, query: Any, mask: Any, cache: Any, dropout: float, weights
 
 
 def attend_in_graph(
-    attend: Any, query: Any, key: Any, value: Any, mask: Any, cache: Any, scale: float | None
+    attend: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    cache: Any,
+    scale: float | None,
+    dropout: float,
 ) -> torch.Tensor:
     """Return the output of a layer that Dynamo traces; a cache gets the new keys before."""
     mask, end = mask.padding if isinstance(mask, Tokens) else mask, None
@@ -63,7 +74,13 @@ def attend_in_graph(
         end = cache.get_seq_length(attend.number)
         if not isinstance(end, torch.Tensor):
             end = torch.full((), end, dtype=torch.int64)
-    results = _layer_attention(query, key, value, mask, end, attend.in_graphs, scale)
+    rows = None
+    if attend.table is not None and torch.is_grad_enabled():
+        rows = attend.table.table.rows(query.device)
+        rows = rows if rows.requires_grad else None
+    seed = to_seed(checked_dropout(dropout, None, query, key.shape[2]))
+    tensors = query, key, value, mask, end, rows, seed
+    results = _layer_attention(*tensors, attend.in_graphs, scale, float(dropout))
     return cast(torch.Tensor, results[0])
 
 
@@ -111,8 +128,16 @@ def _inputs(
     return query, key[:, :, seen], value[:, :, seen], cache
 
 
+def _constants(
+    seed: torch.Tensor | None, rows: torch.Tensor | None
+) -> tuple[int | None, torch.Tensor | None]:
+    """Return the seed as an integer, and rows that autograd does not follow."""
+    return None if seed is None else int(seed), None if rows is None else rows.detach()
+
+
 _SCHEMA = (
-    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, int layer, float? scale"
+    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, Tensor? rows, "
+    "Tensor? seed, int layer, float? scale, float dropout"
 )
 
 
@@ -125,8 +150,11 @@ def _layer_attention(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     end: torch.Tensor | None,
+    rows: torch.Tensor | None,
+    seed: torch.Tensor | None,
     layer: int,
     scale: float | None,
+    dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output of a layer, and the number of the settings of its patch.
 
@@ -136,15 +164,20 @@ def _layer_attention(
         value: as key.
         mask: the mask of keys or of pairs, or None.
         end: the number of tokens that the cache has seen with these, or None without a cache.
+        rows: the rows of the layer's table, where autograd follows them, or None.
+        seed: the seed of dropout, or None without.
         layer: the key that `register` gave the layer.
         scale: the factor of the products, or None.
+        dropout: the probability of dropping a weight.
     """
     attend = _layers[layer]
     query, key, value, cache = _inputs(attend, query, key, value, end)
     sizes = query.shape[0], query.shape[2], key.shape[2]
     tokens = attend.tokens_of(mask, sizes, query.device, cache)
     with torch.no_grad():
-        output: torch.Tensor = attend(query, key, value, mask=tokens, cache=cache, scale=scale)[0]
+        output: torch.Tensor = attend.attend(
+            query, key, value, tokens, cache, scale, False, dropout, *_constants(seed, rows)
+        )[0]
     return output.contiguous(), torch.tensor(_settings_of(attend))
 
 
@@ -157,17 +190,17 @@ def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> Any:
 @torch.library.custom_op(
     "ntk_alibi::layer_attention_backward",
     mutates_args=(),
-    schema=f"(Tensor gradient, Tensor settings, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor gradient, Tensor settings, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _layer_attention_backward(
     gradient: torch.Tensor, settings: torch.Tensor, *given: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of a layer's query, and of all keys and values.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of a layer's query, of all keys and values, and of its rows.
 
     Raises:
         ValueError: the patch is another one than in the forward pass.
     """
-    query, key, value, mask, end, layer, scale = given
+    query, key, value, mask, end, rows, seed, layer, scale, dropout = given
     attend = _layers.get(layer)
     if attend is None or not stack_of(attend.model) or _settings_of(attend) != int(settings):
         raise ValueError(
@@ -175,23 +208,26 @@ def _layer_attention_backward(
             "which computes weights again: call backward() inside of the patch"
         )
     inputs = _inputs(attend, query, key, value, end)
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    gradients = attend.gradients(gradient, *inputs, mask, scale)
-    return gradients
+    others = mask, scale, dropout, *_constants(seed, rows)
+    *gradients, of_rows = attend.gradients(gradient, *inputs, *others)
+    return *gradients, query.new_empty(0) if of_rows is None else of_rows
 
 
 @_layer_attention_backward.register_fake
 def _(_: Any, __: Any, *inputs: Any) -> Any:
-    return tuple(x.new_empty(x.shape) for x in inputs[:3])
+    rows = inputs[0].new_empty(0) if inputs[5] is None else inputs[5]
+    return tuple(x.new_empty(x.shape) for x in (*inputs[:3], rows))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs[:5])
-    ctx.others = inputs[5:]
+    ctx.save_for_backward(output[1], *inputs[:7])
+    ctx.others = inputs[7:]
 
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-    return *_layer_attention_backward(gradient, *ctx.saved_tensors, *ctx.others), *[None] * 4
+    found = _layer_attention_backward(gradient, *ctx.saved_tensors, *ctx.others)
+    *of_inputs, of_rows = found
+    return *of_inputs, None, None, of_rows if ctx.needs_input_grad[5] else None, *[None] * 4
 
 
 _layer_attention.register_autograd(_differentiate, setup_context=_save)

@@ -270,7 +270,11 @@ def patched_config(own: Any) -> Any:
     transformers chooses the mask function of a pass by that name; other models may use the other.
     """
     kind: Any = type(own)
-    view: Any = object.__new__(_class_like(kind))
+    return _view(_class_like(kind), own)
+
+
+def _view(kind: Any, own: Any) -> Any:
+    view = object.__new__(kind)
     view.__dict__ = own.__dict__
     view.own_config = own
     return view
@@ -292,11 +296,14 @@ def _class_like(config_class: type) -> type:
     def new(_: Any, *args: Any, **given: Any) -> Any:
         return stock(*args, **given)
 
-    def reduced(self: Any, _: Any) -> tuple[Any, ...]:  # of deep copies and pickles
+    def reduced(self: Any, _: Any) -> tuple[Any, ...]:  # of pickles
         return patched_config, (self.own_config,)
 
     def copied(self: Any) -> Any:
-        return patched_config(copy.copy(self.own_config))
+        return _view(type(self), copy.copy(self.own_config))
+
+    def deeply_copied(self: Any, memo: Any) -> Any:
+        return _view(type(self), copy.deepcopy(self.own_config, memo))
 
     def equal(self: Any, other: Any) -> Any:
         return self.own_config == own_config(other)
@@ -318,6 +325,7 @@ def _class_like(config_class: type) -> type:
             "__new__": new,
             "__reduce_ex__": reduced,
             "__copy__": copied,
+            "__deepcopy__": deeply_copied,
             "__eq__": equal,
             "_attn_implementation": property(lambda _: NAME, set_name),
             "_attn_implementation_internal": property(lambda _: NAME, set_checked_name),

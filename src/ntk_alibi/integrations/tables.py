@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ntk_alibi._torch_state import has_values, is_followed
@@ -35,10 +37,24 @@ class Table:
     bias: Callable[[Any], BiasObject]
     kept: tuple[torch.Tensor, BiasObject] | None = field(init=False, default=None)
 
-    def bias_now(self, device: torch.device) -> BiasObject:
-        """Return the bias of the table as it is now."""
+    def rows(self, device: torch.device) -> torch.Tensor:
+        """Return the table as it is now, (buckets, heads)."""
         embedding: Any = self.owner.relative_attention_bias
-        rows = embedding(torch.arange(self.buckets, device=device))
+        rows: torch.Tensor = embedding(torch.arange(self.buckets, device=device))
+        return rows
+
+    def rows_gradient(self, problem: Problem, of_distances: NDArray[Any]) -> torch.Tensor:
+        """Return the gradient of the rows from the one of the bias, (heads, distances)."""
+        heads = len(of_distances)
+        indices = np.repeat(np.arange(float(self.buckets))[:, None], heads, axis=1)
+        bucket = self.bias(indices).kernel_bias(problem).table.astype(np.int64)
+        gradient = np.zeros((self.buckets, heads))
+        np.add.at(gradient, (bucket, np.arange(heads)[:, None]), of_distances)
+        return torch.from_numpy(gradient)
+
+    def bias_now(self, device: torch.device, rows: torch.Tensor | None = None) -> BiasObject:
+        """Return the bias of the table as it is now, or of rows that were read before."""
+        rows = self.rows(device) if rows is None else rows
         if rows.requires_grad or not rows.is_cpu or is_followed(rows) or not has_values(rows):
             return self.bias(rows)
         kept = self.kept
@@ -59,7 +75,9 @@ class LayerTable:
     table: Table
     first: bool
 
-    def bias(self, kept: dict[Any, Any], device: torch.device) -> BiasObject:
+    def bias(
+        self, kept: dict[Any, Any], device: torch.device, rows: torch.Tensor | None = None
+    ) -> BiasObject:
         """Return the bias in a pass, which keeps what its first layer made.
 
         The others take that, since FSDP may have freed the table meanwhile. Where the first layer
@@ -71,7 +89,7 @@ class LayerTable:
         if not self.first and of_first is not None and (of_first[1] or not recorded):
             bias: BiasObject = of_first[0]
             return bias
-        bias = self.table.bias_now(device)
+        bias = self.table.bias_now(device, rows)
         if self.first or of_first is None:
             kept[self.table] = bias, recorded
         return bias

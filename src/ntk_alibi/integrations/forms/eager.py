@@ -19,6 +19,8 @@ def attend(
     cache: Any,
     scale: float,
     dropout: float,
+    seed: int | None = None,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output of a layer, and the weights, with a column for each place of a cache.
 
@@ -31,8 +33,14 @@ def attend(
         cache: the cache that holds the keys before these, or None.
         scale: the factor of the products.
         dropout: the probability of dropping a weight.
+        seed: None, since torch draws which weights to drop.
+        rows: the rows of the layer's table, or None to read them.
     """
-    bias = forward_pass.bias_of(layer.number, layer.table)
+    if seed is not None:
+        raise ValueError(
+            "attention must stay 'fused' in a compiled graph that drops weights, got 'eager'"
+        )
+    bias = forward_pass.bias_of(layer.number, layer.table, rows)
     key, value, beyond = layer.with_cached(forward_pass, key, value, cache)
     added = forward_pass.memo(bias, query.dtype, _added, forward_pass, bias, query)
     factors = forward_pass.factors(query)

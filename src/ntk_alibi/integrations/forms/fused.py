@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,6 +34,8 @@ def attend(
     cache: Any,
     scale: float,
     dropout: float,
+    seed: int | None = None,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, None]:
     """Return the output of a layer, and no weights.
 
@@ -46,12 +48,14 @@ def attend(
         cache: the cache that holds the keys before these, or None.
         scale: the factor of the products.
         dropout: the probability of dropping a weight.
+        seed: the seed of dropout, or None to draw one.
+        rows: the rows of the layer's table, or None to read them.
     """
     way, prepared, bias, norms = way_of(query, key, value), None, None, None
     if way is Way.CORE and not (dropout or torch.is_grad_enabled()):
         prepared = forward_pass.prepared.get((layer.shares, scale))
     if prepared is None:
-        bias = forward_pass.bias_of(layer.number, layer.table)
+        bias = forward_pass.bias_of(layer.number, layer.table, rows)
         way = way_of(query, key, value, bias=bias)
     append = None
     if way is Way.CORE and isinstance(cache, ReadAsHeld):
@@ -60,7 +64,7 @@ def attend(
     if prepared is None:
         if cache is not None and way is Way.CORE and is_recorded(key, value):
             way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
-        dropped = checked_dropout(dropout, None, query, key.shape[2]) if dropout else None
+        dropped = _dropout(forward_pass, query, dropout, seed) if dropout else None
         prepared = _prepare(layer, forward_pass, bias, query, scale, dropped, way)
     attend_now, keeps_norms = prepared
     kept = norms(layer.number) if keeps_norms and norms is not None else None
@@ -75,35 +79,48 @@ def gradients(
     value: torch.Tensor,
     scale: float,
     gradient: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of query, and of all keys and values, by the core.
+    dropout: float,
+    seed: int | None,
+    rows: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
+    """Return the gradients of query, of all keys and values, and of the table's distances if rows.
 
     The weights are computed again: the forward pass keeps nothing but its inputs.
     """
-    parts = forward_pass.parts(forward_pass.bias_of(layer.number, layer.table), None)
+    parts = forward_pass.parts(forward_pass.bias_of(layer.number, layer.table, rows), None)
     factors, tolerance = forward_pass.factors(None), 0.0
+    dropped, learns = _dropout(forward_pass, query, dropout, seed), rows is not None
     calls = [
         AttentionCall(
             query, key[:, :, part.keys], value[:, :, part.keys], part.bias, part.problem, Way.CORE,
             core_rule(part.problem.mask, scale, tolerance), scale, tolerance, factors=factors,
+            dropout=dropped and dropped.cut(Cut(keys=part.keys)),
         )
         for part in parts
     ]  # fmt: skip
     results = [forward(call)[:2] for call in calls]
     if len(calls) == 1:
         known = ForwardResults(*results[0], gradient)
-        of = compute_gradients(calls[0], known, bias_gradient=False)
-        return of.query, of.key, of.value
+        of = compute_gradients(calls[0], known, bias_gradient=learns)
+        return of.query, of.key, of.value, of.table
     merged = merge_checked(*zip(*results, strict=True))
     found = []
     for call, result in zip(calls, results, strict=True):
         known = ForwardResults(*result, *part_gradients(result, merged, gradient))
-        found.append(compute_gradients(call, known, bias_gradient=False))
+        found.append(compute_gradients(call, known, bias_gradient=learns))
     of_keys, of_values = torch.zeros_like(key), torch.zeros_like(value)
     for part, one in zip(parts, found, strict=True):
         of_keys[:, :, part.keys] += one.key
         of_values[:, :, part.keys] += one.value
-    return sum(one.query for one in found), of_keys, of_values
+    table: Any = sum(cast(Any, one.table) for one in found) if learns else None
+    return sum(one.query for one in found), of_keys, of_values, table
+
+
+def _dropout(forward_pass: Pass, query: Any, dropout: float, seed: int | None) -> Dropout | None:
+    """Return the dropout of the heads of this rank, or None."""
+    dropped = checked_dropout(dropout, seed, query, forward_pass.problem.shape[3])
+    heads = forward_pass.heads
+    return dropped if dropped is None or heads is None else dropped.cut(Cut(heads=heads))
 
 
 def _prepare(
@@ -121,8 +138,6 @@ def _prepare(
     """
     like = None if way is Way.CORE else query
     factors = forward_pass.factors(like)
-    if dropped is not None and forward_pass.heads is not None:
-        dropped = dropped.cut(Cut(heads=forward_pass.heads))
     parts = forward_pass.parts(bias, like)
     keeps_norms = way is Way.CORE and parts[0].keeps_norms
     if way is not Way.CORE or dropped is not None or len(parts) > 1:

@@ -70,12 +70,15 @@ class Pass:
         self.prepared: dict[Any, Any] = {}
         self._kept: dict[Any, Any] = {}
 
-    def bias_of(self, layer: int, table: Any = None) -> BiasObject:
+    def bias_of(
+        self, layer: int, table: Any = None, rows: torch.Tensor | None = None
+    ) -> BiasObject:
         """Return the bias of a layer: the same object for equal biases.
 
         Args:
             layer: the number of the layer.
             table: a `LayerTable` of the model's own bias, or None for slopes.
+            rows: the rows of the table, or None to read them.
         """
         own = self._own.get(None, self._own.get(layer)) if self._own else None
         if own is not None:
@@ -83,7 +86,7 @@ class Pass:
                 own = self.memo(own, None, own_bias.returned, own)
             return cast(BiasObject, own)
         if table is not None:
-            return cast(BiasObject, table.bias(self._kept, self.real.device))
+            return cast(BiasObject, table.bias(self._kept, self.real.device, rows))
         of = None if self.biases_shared else layer
         if of not in self._kept:
             sides = "causal" if self.problem.mask.causal else self.ahead

@@ -25,9 +25,9 @@ class CrossingPass(Pass):
         self._none = NoBias(problem.shape[1])
         self.biases_shared = True
 
-    def bias_of(self, layer: int, table: Any = None) -> NoBias:
+    def bias_of(self, layer: int, table: Any = None, rows: Any = None) -> NoBias:
         """Return no bias."""
-        del layer, table
+        del layer, table, rows
         return self._none
 
 

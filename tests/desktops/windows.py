@@ -48,9 +48,6 @@ __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE data, SIZE_T size) {
 #: names begin. Without ntk_alibi, the same calls of torch end the process.
 RAISING = "an exception that a backward pass raises ends the process under Wine"
 SOURCES = "the embeddable Python has no sources of its library, which torch's jvp reads"
-CONTRACTED = (
-    "ours, on Linux, too: clang 22 rounds in one loop otherwise than in another; clang 14 not"
-)
 LEFT_OUT = {
     "tests/biases/test_conformance.py::test_values_and_gradients_are_those_of_torch": SOURCES,
     "tests/biases/test_derivatives.py::test_a_derivative_is_that_of_dense_attention": SOURCES,
@@ -58,8 +55,6 @@ LEFT_OUT = {
         "Wine: the second `.numpy()` of a tensor whose negation is pending ends the process"
     ),
     "tests/torch/test_block_masks.py::test_a_mask_that_changes_before_the_backward": RAISING,
-    "tests/fused/test_knee.py::test_before_the_knee_every_bit_is_that_of_the_linear": CONTRACTED,
-    "tests/fused/test_layouts.py::test_more_blocks_than_are_stored": CONTRACTED,
 }
 
 #: The quick tests that need NumPy, torch and transformers; the others read this repository.

@@ -74,7 +74,7 @@ def test_the_name_of_a_scaling_is_taken_back(kind: str) -> None:
 
 def test_the_documented_names_stand_for_the_objects_beside_them() -> None:
     page = Path(__file__).parents[1] / "docs/choose-a-method.md"
-    rows = re.findall(r"^\| `([^`]+)`<br>`([^`]+)` \|", page.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)`<br>`([^`]+)` \|", page.read_text("utf-8"), re.MULTILINE)
     made = {name: made for name, made in rows if name.partition(":")[0] in KINDS}
     assert {name.partition(":")[0] for name in made} == set(KINDS)
     for name, in_python in made.items():

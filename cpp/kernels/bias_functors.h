@@ -31,7 +31,9 @@ struct NoBias : LinearBias {
 struct OneSidedBias : LinearBias {
   static constexpr bool is_proportional = true;
   OneSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, int v, f32v distance) const { return product - slope(v) * distance; }
+  f32v at(f32v product, int v, f32v distance) const {
+    return minus_product(product, slope(v), distance);
+  }
   f32v slope(int v) const { return vector_of(slopes, 0, v); }
   const float* slopes;
 };
@@ -39,8 +41,8 @@ struct OneSidedBias : LinearBias {
 struct TwoSidedBias : LinearBias {
   TwoSidedBias(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
   f32v at(f32v product, int v, f32v distance) const {
-    const f32v slope = distance > 0 ? -vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
-    return product + slope * distance;
+    const f32v slope = distance > 0 ? vector_of(slopes, 0, v) : -vector_of(slopes, 1, v);
+    return minus_product(product, slope, distance);
   }
   const float* slopes;
 };

@@ -218,7 +218,7 @@ class Decoder {
       const f32v distance = magnitude(to_float(from_origin));
       const f32v near = slope(bias.left_slopes, bias.right_slopes);
       score = bias.knees == nullptr
-                  ? score - near * distance
+                  ? minus_product(score, near, distance)
                   : below_knee(score, distance, broadcast(bias.knees[0]), near,
                                slope(bias.far_left_slopes, bias.far_right_slopes));
     }

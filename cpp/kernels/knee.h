@@ -10,7 +10,7 @@ namespace NTK_ALIBI_ISA {
 // sign, so that no digits cancel.
 inline f32v below_knee(f32v product, f32v distance, f32v knee, f32v slope, f32v far_slope) {
   const f32v near = min(distance, knee);
-  return product - slope * near - far_slope * (distance - near);
+  return minus_product(minus_product(product, slope, near), far_slope, distance - near);
 }
 
 }  // namespace NTK_ALIBI_ISA

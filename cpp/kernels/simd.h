@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace ntk_alibi {
@@ -101,6 +103,24 @@ inline float horizontal_sum(f32v v) {
   for (int lane = 0; lane < lanes; ++lane) sum += v[lane];
   return sum;
 }
+#endif
+
+// v - a b, rounded once where the ISA can, so that all loops round alike: clang contracts no
+// product whose difference it moves behind the end of a branch.
+#if defined(__AVX512F__)
+inline f32v minus_product(f32v v, f32v a, f32v b) {
+  return (f32v)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)v);
+}
+#elif defined(__FMA__)
+inline f32v minus_product(f32v v, f32v a, f32v b) {
+  return (f32v)_mm256_fnmadd_ps((__m256)a, (__m256)b, (__m256)v);
+}
+#elif defined(__aarch64__)
+inline f32v minus_product(f32v v, f32v a, f32v b) {
+  return (f32v)vfmsq_f32((float32x4_t)v, (float32x4_t)a, (float32x4_t)b);
+}
+#else
+inline f32v minus_product(f32v v, f32v a, f32v b) { return v - a * b; }
 #endif
 
 inline f32v magnitude(f32v v) { return float_of(bits_of(v) & 0x7fffffffu); }

@@ -90,7 +90,7 @@ def test_help_has_an_example_and_fits_a_terminal(
 
 
 def test_the_advice_is_the_same_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs/choose-a-method.md").read_text()
+    page = (ROOT / "docs/choose-a-method.md").read_text("utf-8")
     assert f"**Take `{RECOMMENDED}`.**" in page
     assert ADVICE.startswith(f"{RECOMMENDED};")
     found = re.search(
@@ -115,7 +115,7 @@ def test_the_advice_is_the_same_everywhere(capsys: pytest.CaptureFixture[str]) -
     )
     main(["methods"])
     assert capsys.readouterr().out.startswith(f"recommended: {ADVICE}.\n")
-    assert f'na.patch(model, "{RECOMMENDED}")' in (ROOT / "README.md").read_text()
+    assert f'na.patch(model, "{RECOMMENDED}")' in (ROOT / "README.md").read_text("utf-8")
     assert RECOMMENDED in DEFAULT_METHODS
 
 
@@ -186,7 +186,7 @@ def test_eval_of_a_plan_writes_a_document(
     assert "page.md must hold the markers <!-- far: begin -->" in capsys.readouterr().err
     page.write_text("before\n<!-- far: begin -->\nold\n<!-- far: end -->\nafter\n")
     main(arguments)
-    text = page.read_text()
+    text = page.read_text("utf-8")
     assert text.startswith("before\n<!-- far: begin -->\n")
     assert text.endswith("\n<!-- far: end -->\nafter\n")
     assert "old" not in text

@@ -28,7 +28,9 @@ def test_notebooks_are_copied_once(tmp_path: Path, capsys: pytest.CaptureFixture
         path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
     ]
     assert (tmp_path / "docs/pictures/extrapolation.json").exists()  # what the seventh reads
-    assert not [path for path in copies if "](../docs" in path.read_text()]  # pages stay behind
+    assert not [
+        path for path in copies if "](../docs" in path.read_text("utf-8")
+    ]  # pages stay behind
     copies[0].write_text("mine")
     main(["notebooks", str(tmp_path)])
     assert f"0 files copied, {count} were there" in capsys.readouterr().out

@@ -54,7 +54,7 @@ def test_the_examples_of_the_page_on_export_run(
     needs["nano-onnx"] = needs["onnxruntime"]
     needs[".gguf"] = find_spec("gguf") is not None
     needs["torch.compile"] = needs["_inductor"] = shutil.which("g++") is not None
-    page = (ROOT / "docs/run-elsewhere.md").read_text()
+    page = (ROOT / "docs/run-elsewhere.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(?!>>>)(.*?)```", page, re.DOTALL)
     assert len(blocks) == 7
     names: dict[str, Any] = {}

@@ -30,7 +30,7 @@ from small_models import VOCABULARY, attentions, families, make_model
 
 
 def test_the_page_of_models_names_every_family() -> None:
-    page = (ROOT / "docs/models.md").read_text()
+    page = (ROOT / "docs/models.md").read_text("utf-8")
     rows = "".join(re.findall(r"^\| .*\n", page, re.M))
     ours = [x.name for x in REGISTERED.values() if x.forward.__module__.startswith("ntk_alibi.")]
     assert {"BLOOM", "JinaBERT", "T5"} <= set(ours)

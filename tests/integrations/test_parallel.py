@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ CUT = "attention must be called outside of torch's context_parallel"
 
 
 @pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     """Return a mesh of one process, this one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)  # Windows has no HashStore
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 

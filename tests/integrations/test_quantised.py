@@ -53,7 +53,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_quantisation_changes_a_patched_model_as_the_page_says(way: str, tmp_path: Path) -> None:
     """The libraries choose kernels by the processor, so figures of another one may differ."""
-    page = (ROOT / "docs/fine-tune.md").read_text()
+    page = (ROOT / "docs/fine-tune.md").read_text("utf-8")
     row = re.search(rf"^\| `{re.escape(way)}` \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert row is not None
     model, tokenizer, _ = load()

@@ -65,8 +65,7 @@ MASK_OPTIONS = {
 #: model a pass, for its own tokens, and `MaskMemory.crossing` and `Table.kept`, by their values.
 KEPT = {
     "_arrays": ["_numpy_dtype_name"],  # the dtype
-    "biases.alibi": ["_model_alibi", "_standard_rule"],  # rule and scaling
-    "biases.scaled_bias": ["_static_bias"],  # rule and scaling
+    "biases.alibi": ["_model_alibi", "_standard_rule", "_static_bias"],  # rule and scaling
     "biases.distance": ["_cached"],  # the bias, by its attributes, and the distances
     "evaluation.harness.datasets": ["_load_tokenizer", "_sentences"],  # names of files
     "evaluation.harness.model": ["_token_spans"],  # the text, of one model

@@ -14,7 +14,7 @@ from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.parameters import parameter
-from ntk_alibi.biases.scaled_bias import bias_from_rule, token_counts, with_knee
+from ntk_alibi.biases.scaled_bias import bias_for_counts, token_counts, with_knee
 from ntk_alibi.biases.slopes import (
     SIDES,
     ModelSlopes,
@@ -218,3 +218,30 @@ _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
 @functools.lru_cache(maxsize=256)
 def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: ModelSides) -> ModelALiBi:
     return ModelALiBi(rule, scaling, sides=sides)
+
+
+def bias_from_rule(
+    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, problem: Problem, exempt: int = 0
+) -> KernelBias:
+    """Return the bias from a family's slopes; kept if it does not depend on lengths."""
+    if is_constant(scaling):
+        try:
+            return _static_bias(rule, cast(Any, scaling), sides, exempt)
+        except TypeError:  # the scaling has no hash
+            pass
+    return bias_for_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
+
+
+@functools.lru_cache(maxsize=64)
+def _static_bias(
+    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, exempt: int
+) -> KernelBias:
+    """Return the bias of a static scaling.
+
+    It is kept because making it takes longer than attention over few tokens.
+    """
+    bias = bias_for_counts(rule, scaling, sides, None, exempt)
+    bias.check_far_slopes()
+    for side in bias.slopes.values():
+        side.flags.writeable = False
+    return bias._replace(core=bias.in_core(()))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,46 +11,20 @@ from ntk_alibi._backends import backend_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import KneeShape, Scaling, is_constant, scaling_per, split_knee
+from ntk_alibi.scaling import KneeShape, Scaling, scaling_per, split_knee
 
 
-def bias_from_rule(
-    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, problem: Problem, exempt: int = 0
-) -> KernelBias:
-    """Return the bias from a family's slopes; kept if it does not depend on lengths."""
-    if is_constant(scaling):
-        try:
-            return _static_bias(rule, cast(Any, scaling), sides, exempt)
-        except TypeError:  # the scaling has no hash
-            pass
-    return _bias_for_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
-
-
-def _bias_for_counts(
+def bias_for_counts(
     rule: ModelSlopes,
     scaling: Scaling | None,
     sides: Sides,
     counts: NDArray[np.int64] | None,
-    exempt: int,
+    exempt: int = 0,
 ) -> KernelBias:
+    """Return the bias from a family's slopes for token counts; None with a static scaling."""
     knee = split_knee(scaling)[1]
     bias = KernelBias(*rule.left_and_right(sides, scaling, counts), exempt=exempt)
     return bias if knee is None else with_knee(bias, knee.for_lengths(counts))
-
-
-@functools.lru_cache(maxsize=64)
-def _static_bias(
-    rule: ModelSlopes, scaling: Scaling | None, sides: Sides, exempt: int
-) -> KernelBias:
-    """Return the bias of a static scaling.
-
-    It is kept because making it takes longer than attention over few tokens.
-    """
-    bias = _bias_for_counts(rule, scaling, sides, None, exempt)
-    bias.check_far_slopes()
-    for side in bias.slopes.values():
-        side.flags.writeable = False
-    return bias._replace(core=bias.in_core(()))
 
 
 def with_knee(bias: KernelBias, knee: KneeShape) -> KernelBias:

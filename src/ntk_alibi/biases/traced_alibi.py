@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from ntk_alibi._backends import backend_of
 from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias
-from ntk_alibi.biases.scaled_bias import bias_from_rule
+from ntk_alibi.biases.scaled_bias import bias_for_counts, token_counts
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
 from ntk_alibi.masks import Problem, SegmentIds
 from ntk_alibi.scaling import (
@@ -74,7 +74,7 @@ def _as_text(config: tuple[tuple[str, Any], ...]) -> str:
 def _static_slopes(num_heads: int, config: str, sides: Sides) -> tuple[tuple[float, ...], ...]:
     """Return the slopes (heads,) of each side, with a knee also beyond it."""
     scaling = scaling_from_config(json.loads(config))
-    bias = bias_from_rule(ModelSlopes(num_heads), scaling, sides, Problem((1, num_heads, 1, 1)))
+    bias = bias_for_counts(ModelSlopes(num_heads), scaling, sides, None)
     return tuple(tuple(side.ravel().tolist()) for side in bias.slopes.values())
 
 
@@ -96,7 +96,8 @@ def _dynamic_slopes(like: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
         segment_ids=None if ids[0] is None else SegmentIds(*ids),
     )
     scaling = scaling_from_config(json.loads(config))
-    bias = bias_from_rule(ModelSlopes(num_heads), scaling, sides, problem)
+    counts = token_counts(scaling, problem)
+    bias = bias_for_counts(ModelSlopes(num_heads), scaling, sides, counts)
     slopes: list[torch.Tensor] = _slopes_like(like, *inputs)
     for place, side in zip(slopes, bias.slopes.values(), strict=True):
         place.copy_(torch.from_numpy(side))

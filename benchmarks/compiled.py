@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.exc import InductorError
+from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -34,7 +35,7 @@ def run(rounds: int) -> str:
     """Run the benchmark and return its table as Markdown."""
     header = ["", "first call", "11 other lengths, first", "graphs", "12 lengths, warm", "of eager"]
     rows = []
-    with torch.no_grad(), problems.threads(1):
+    with torch.no_grad(), problems.threads(1), fresh_cache():
         for case, peers in CASES.items():
             for name, (attend, prepare) in peers.items():
                 rows.append([f"{case}: {name}", *_measured(attend, prepare, rounds)])

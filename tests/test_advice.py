@@ -70,6 +70,7 @@ PER_HEAD = na.alibi_slopes(HEADS)
 RECORDED = torch.tensor(PER_HEAD, requires_grad=True)
 ADDED = np.where(PREFIX, np.float32(0), -np.inf)[None, None]
 KNEE, BY_QUERY = na.Knee(2, 4.0), na.DynamicNTK(2.0, TOKENS, per="query")
+OWN = type("Own", (na.DynamicNTK,), {})(2.0, TOKENS, per="query")
 OF_QUERIES = na.alibi_slopes(HEADS, BY_QUERY, [TOKENS])
 KERPLE, FIXED = na.KerpleLog(PER_HEAD, PER_HEAD), na.ALiBi(HEADS, slopes=OF_QUERIES)
 TABLE = na.DistanceTable(-abs(np.arange(1 - TOKENS, TOKENS))[None].repeat(HEADS, 0), 1 - TOKENS)
@@ -270,8 +271,8 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], 
         lambda: traced(lambda at: attend_at(TABLE, at)),
         lambda: expected(-DISTANCE, CAUSAL),
     ),
-    "a dynamic scaling in a trace": (
-        lambda: traced(lambda _: attend(na.ALiBi(HEADS, BY_QUERY), arrays=TENSORS)),
+    "a scaling of one's own in a trace": (
+        lambda: traced(lambda _: attend(na.ALiBi(HEADS, OWN), arrays=TENSORS)),
         r"pass ALiBi\(num_heads, slopes=na.alibi_slopes\(...\)\), made outside",
         lambda: traced(lambda _: attend(FIXED, arrays=TENSORS)),
         lambda: expected(-OF_QUERIES[..., None] * DISTANCE, CAUSAL),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import ntk_alibi as na
 from attention_checks import check, inputs, visible
 from ntk_alibi.inspection import bias_by_distance
-from ntk_alibi.scaling import STATIC_TYPES
+from ntk_alibi.scaling import DYNAMIC_TYPES, STATIC_TYPES
 from ntk_alibi.scaling.base import StaticScaling
 
 HEADS, QUERIES, KEYS, ROWS = 4, 30, 45, 2
@@ -210,12 +210,12 @@ class OwnWeights(na.NTK):
     "scaling", [*PACKAGED, OnlyFlatHeads(), OwnWeights(4.0)], ids=lambda x: type(x).__name__
 )
 def test_compiled_attention_has_its_slopes_or_is_refused(scaling: Any) -> None:
-    """Tracing knows the package's two static scalings; other scalings need explicit slopes."""
+    """Tracing knows the package's scalings; others need explicit slopes."""
     torch.compiler.reset()
     bias = na.ALiBi(HEADS, scaling)
     sources = [torch.from_numpy(x) for x in inputs(1, HEADS, 2, QUERIES, KEYS, 8)]
     compiled = torch.compile(na.attention, fullgraph=True, backend="aot_eager")
-    if type(scaling) in STATIC_TYPES.values():
+    if type(scaling) in (*STATIC_TYPES.values(), *DYNAMIC_TYPES.values()):
         torch.testing.assert_close(compiled(*sources, bias), na.attention(*sources, bias))
         return
     with pytest.raises(Exception, match=r"raised exception ValueError.*where torch traces"):

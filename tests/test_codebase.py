@@ -392,11 +392,3 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
-
-
-def test_text_has_lines_of_at_most_100_columns() -> None:
-    """Tables, blocks of code and formulas have the lines that they need."""
-    for path in (*(ROOT / "docs").glob("*.md"), *map(ROOT.joinpath, ("README.md", "CHANGELOG.md"))):
-        text = re.sub(r"^(```|\$\$)[^\0]*?^\1", "", path.read_text("utf-8"), flags=re.MULTILINE)
-        for line in text.splitlines():
-            assert len(line) <= 100 or line.startswith(("|", "    ")), f"{path.name}: {line}"

@@ -8,8 +8,6 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
 #endif
 
 namespace ntk_alibi {
@@ -114,10 +112,6 @@ inline f32v minus_product(f32v v, f32v a, f32v b) {
 #elif defined(__FMA__)
 inline f32v minus_product(f32v v, f32v a, f32v b) {
   return (f32v)_mm256_fnmadd_ps((__m256)a, (__m256)b, (__m256)v);
-}
-#elif defined(__aarch64__)
-inline f32v minus_product(f32v v, f32v a, f32v b) {
-  return (f32v)vfmsq_f32((float32x4_t)v, (float32x4_t)a, (float32x4_t)b);
 }
 #else
 inline f32v minus_product(f32v v, f32v a, f32v b) { return v - a * b; }

@@ -63,7 +63,6 @@ class Case(NamedTuple):
         shapes: shapes of the parameters, values from 0.1 to 1.1; letters as in LENGTHS.
         causal: whether the bias is for causal attention only.
         at_the_end: whether the bias is for queries that are the last keys only.
-        traced: whether torch.compile supports the bias.
     """
 
     make: Callable[..., Any]
@@ -71,7 +70,6 @@ class Case(NamedTuple):
     shapes: tuple[tuple[Any, ...], ...] = ()
     causal: bool = False
     at_the_end: bool = False
-    traced: bool = True
 
     def parameters(self, queries: int) -> list[NDArray[np.float32]]:
         """Return random parameters."""

@@ -180,10 +180,10 @@ CASES = {
         alibi(na.Interpolation(3.0), sides="symmetric"), standard(na.Interpolation(3.0))
     ),
     "ALiBi, dynamic per sequence": Case(
-        alibi(_dynamic("sequence"), sides="symmetric"), standard(_dynamic("sequence")), traced=False
+        alibi(_dynamic("sequence"), sides="symmetric"), standard(_dynamic("sequence"))
     ),
     "ALiBi, dynamic per query": Case(
-        alibi(_dynamic("query"), sides="symmetric"), standard(_dynamic("query")), traced=False
+        alibi(_dynamic("query"), sides="symmetric"), standard(_dynamic("query"))
     ),
     "ALiBi, symmetric": Case(alibi(sides="symmetric"), standard()),
     "ALiBi, halves": Case(alibi(sides="halves"), halves),
@@ -206,9 +206,9 @@ CASES = {
         lambda place: knee_bias(place, constant(na.alibi_slopes(HEADS)), 6, 8.0),
         causal=True,
     ),
-    "ALiBi, dynamic knee": Case(alibi(_KNEE), knee_by_length(_KNEE), causal=True, traced=False),
+    "ALiBi, dynamic knee": Case(alibi(_KNEE), knee_by_length(_KNEE), causal=True),
     "ALiBi, dynamic knee per sequence": Case(
-        alibi(_KNEE_OF_ROWS, sides="symmetric"), knee_by_length(_KNEE_OF_ROWS), traced=False
+        alibi(_KNEE_OF_ROWS, sides="symmetric"), knee_by_length(_KNEE_OF_ROWS)
     ),
     "ALiBi, own slopes, clamped, exempt": Case(
         alibi(na.Knee(9, math.inf), sides="symmetric", exempt=5),

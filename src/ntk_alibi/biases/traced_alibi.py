@@ -59,7 +59,8 @@ def traced_alibi(
         given = (problem.key_padding_mask, problem.query_positions, problem.key_positions)
         given = (*given, *(problem.segment_ids or (None, None)))
         tensors = [None if x is None else backend_of(like).convert(x) for x in given]
-        slopes = _dynamic_slopes(like.detach(), *tensors, problem.shape, heads, config, sides)
+        unmapped = torch.empty(0, device=like.device)  # the operator has no rule for vmap
+        slopes = _dynamic_slopes(unmapped, *tensors, problem.shape, heads, config, sides)
     knee = split_knee(scaling)[1]
     by_name: dict[str, Any] = dict(zip(SLOPES, slopes, strict=False))
     return KernelBias(**by_name, knee=0 if knee is None else knee.start)

@@ -180,6 +180,14 @@ def test_marked_lengths_stay_symbols(grad: bool) -> None:
     torch.testing.assert_close(compiled(*sources), FORMS["ALiBi"][0](*sources))
 
 
+def test_a_compiled_vmap_counts_tokens() -> None:
+    torch.compiler.reset()
+    sources, attending = [x.detach() for x in inputs(9)], FORMS["dynamic"][0]
+    mapped = torch.compile(torch.vmap(attending), fullgraph=True, backend="eager")
+    results = mapped(*(x[None] for x in sources))
+    torch.testing.assert_close(results[0], attending(*sources))
+
+
 def test_a_mask_of_another_length_is_refused() -> None:
     torch.compiler.reset()
     attending, mask = FORMS["mask"]

@@ -108,9 +108,10 @@ class Bounds:
 
     Attributes:
         call: the call.
-        relative: whether errors of the bias are relative to its difference from the row's greatest
-            one, which is small for keys that are all far away; the logsumexp gets the rest. Tables
-            and dense values are rounded before, and again in units of log 2.
+        relative: whether errors of the bias are relative to its difference from the bias of the
+            nearest key, from which kernels count distances where all keys are far away; the
+            logsumexp gets the rest. Tables and dense values are rounded before, and again in units
+            of log 2.
     """
 
     call: Call
@@ -176,11 +177,15 @@ class Bounds:
 
     @cached_property
     def _level(self) -> Floats:
-        """The row's greatest bias if errors are relative to it, else 0."""
-        if not self.relative:
+        """The bias of the row's nearest key if errors are relative to it, else 0."""
+        if not (self.relative and self.call.sizes.keys):
             return np.zeros((1, 1, 1, 1))
-        top = self.bias.max(axis=-1, initial=-np.inf, keepdims=True)
-        return np.where(np.isneginf(top), 0.0, top)
+        pairs = self.call.places.pairs
+        distances = np.abs(pairs.queries[:, None, :, None] - pairs.keys[:, None, None, :])
+        distances = np.where(np.isneginf(self.bias), np.inf, distances)
+        nearest = distances.argmin(axis=-1, keepdims=True)
+        level = np.take_along_axis(self.bias, nearest, axis=-1)
+        return np.where(np.isneginf(level), 0.0, level)
 
     def _rotation_errors(self) -> Floats:
         call, pairs = self.call, self.call.places.pairs

@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let collections of garbage, for which transformers asks often, pass over modules and items."""
+    """Let collections of garbage, for which transformers asks often, pass over all test items."""
     gc.freeze()
 
 

@@ -62,7 +62,7 @@ def traced_alibi(
         unmapped = torch.empty(0, device=like.device)  # the operator has no rule for vmap
         slopes = _dynamic_slopes(unmapped, *tensors, problem.shape, heads, config, sides)
     knee = split_knee(scaling)[1]
-    by_name: dict[str, Any] = dict(zip(SLOPES, slopes, strict=False))
+    by_name: dict[str, Any] = dict(zip(SLOPES[: len(slopes)], slopes, strict=True))
     return KernelBias(**by_name, knee=0 if knee is None else knee.start)
 
 

@@ -52,6 +52,23 @@ def test_the_logsumexp_alone_has_gradients() -> None:
     assert mine[2] is None or not mine[2].any()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo's, of torch 2.9
+@pytest.mark.parametrize("scaling", [None, na.NTK(4.0), na.DynamicNTK(train_length=6)], ids=repr)
+def test_a_compiled_function_is_right_whether_torch_can_follow_it(scaling: Any) -> None:
+    bias = na.ALiBi(2, scaling)
+    function = lambda *x: na.attention(x[0] * 2, *x[1:], bias).tanh()  # noqa: E731
+    compiled = torch.compile(function, backend="eager")
+    for length in (5, 9, 12):
+        sources = tensors(1, 2, length, 8)
+        results = [compiled(*sources), function(*sources)]
+        torch.testing.assert_close(*results)
+        for mine, plain in zip(
+            *(torch.autograd.grad(x.sum(), sources) for x in results), strict=True
+        ):
+            torch.testing.assert_close(mine, plain)
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     sources = tensors(1, 4, 70, 32, dtype=dtype)

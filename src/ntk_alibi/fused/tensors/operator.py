@@ -8,8 +8,9 @@ derivatives, and for float64, chunks.py computes, and devices/ on other devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -36,6 +37,11 @@ from ntk_alibi.fused.tensors.chunks import Tensors, attention_by_chunks
 from ntk_alibi.fused.tensors.devices.dispatch import attention_on_device
 from ntk_alibi.fused.tensors.dropout import make_dropout, to_integers, to_seed
 from ntk_alibi.masks import BlockMask, Mask, Problem, SegmentIds
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Whether torch.compile can follow a call.
+FOLLOWED = torch.__version__ >= "2.12"
 
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
@@ -239,6 +245,17 @@ def _differentiable_gradients(
         )
     by_name = dict(zip(views, found, strict=True))
     return (*(by_name.get(name) for name in names), *[None] * len(ctx.options))
+
+
+def in_graph(function: Function) -> Function:
+    """Return a function that torch.compile follows, before torch 2.12 one that breaks the graph.
+
+    Dynamo of older ones reads no arrays of a bias, and fails in code that it could leave alone.
+    """
+    if FOLLOWED:
+        return function
+    reason = "ntk_alibi: attention is part of a graph from torch 2.12 on"
+    return cast(Function, torch.compiler.disable(function, reason=reason))
 
 
 def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:

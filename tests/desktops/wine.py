@@ -1,6 +1,6 @@
-"""A plugin of pytest: the complex exponentials that Wine 8 lacks.
+"""A plugin of pytest: the complex exponentials that Wine 8 lacks, and files without quick tests.
 
-NumPy's and torch's ask the C library, whose `cexp` ends the process there.
+NumPy's and torch's exponentials ask the C library, whose `cexp` ends the process there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401  # before: it asks NumPy for its functions
 import numpy as np
+import pytest
 import torch
 
 
@@ -26,3 +27,12 @@ def _replace(module: ModuleType) -> None:
 
 _replace(np)
 _replace(torch)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a file without a quick test pass.
+
+    pytest's status 5 would say so, but is also what Wine makes of an access violation.
+    """
+    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK

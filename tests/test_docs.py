@@ -136,14 +136,6 @@ def test_examples_of_docstrings_fit_into_the_column() -> None:
             assert len(line) <= COLUMNS, f"{path.name}: {line}"
 
 
-def test_text_has_lines_of_at_most_100_columns() -> None:
-    """Tables, blocks of code and formulas have the lines that they need."""
-    for path in (*DOCS.glob("*.md"), *map(ROOT.joinpath, ("README.md", "CHANGELOG.md"))):
-        text = re.sub(r"^(```|\$\$)[^\0]*?^\1", "", path.read_text("utf-8"), flags=re.MULTILINE)
-        for line in text.splitlines():
-            assert len(line) <= 100 or line.startswith(("|", "    ")), f"{path.name}: {line}"
-
-
 def test_every_page_is_in_the_contents() -> None:
     contents = "".join(page.read_text() for page in PAGES)
     for page in PAGES:

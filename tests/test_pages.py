@@ -1,7 +1,7 @@
-"""Figures of README and pages equal the cells of results files that they come from.
+"""Lines of README and pages have 100 columns, and figures equal the cells that they come from.
 
-A comment behind a paragraph or table names the file and its section, and then for each figure the
-row and the column of its cell, as patterns:
+A comment behind a paragraph or table names the results file and its section, and then for each
+figure the row and the column of its cell, as patterns:
 
     <!-- figures: studies/results/stretching.md#seeds
     71 % (51–90): dynamic-flat:2:query | 16x
@@ -140,3 +140,11 @@ def test_figures_are_those_of_the_results(
             assert all(is_rounded(*pair) for pair in pairs), pairs
         for number in figures_in(figure):
             assert any(is_rounded(number, value) for value in values), (figure, values)
+
+
+def test_text_has_lines_of_at_most_100_columns() -> None:
+    """Tables, blocks of code and formulas have the lines that they need."""
+    for path in (*PAGES, ROOT / "CHANGELOG.md"):
+        text = re.sub(r"^(```|\$\$)[^\0]*?^\1", "", path.read_text("utf-8"), flags=re.MULTILINE)
+        for line in text.splitlines():
+            assert len(line) <= 100 or line.startswith(("|", "    ")), f"{path.name}: {line}"

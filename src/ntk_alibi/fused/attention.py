@@ -174,15 +174,13 @@ def attention(
                     f"{name} is for calls that torch neither records nor traces: use "
                     "torch.no_grad() and float32, bfloat16 or float16 on the CPU"
                 )
-    check, compute = checked_call, attend
+    check = checked_call
     if way is not Way.CORE:
-        from ntk_alibi.fused.tensors.operator import in_graph
-
-        check, compute = in_graph(check), in_graph(compute)
+        from ntk_alibi.fused.tensors.operator import check_tensors as check
     call = check(query, key, value, bias, given, way)
     initial = given["initial"]
     log = return_logsumexp or initial is not None
-    output, logsumexp, stats = compute(call, log=log, stats=return_stats)
+    output, logsumexp, stats = attend(call, log=log, stats=return_stats)
     if initial is not None:
         output, logsumexp = merge_checked((initial[0], output), (call.initial_logsumexp, logsumexp))
     if not return_logsumexp and not return_stats:

@@ -29,7 +29,7 @@ from ntk_alibi._torch_state import (
 )
 from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, check_lengths, core_rule
+from ntk_alibi.fused.call import AttentionCall, check_lengths, checked_call, core_rule
 from ntk_alibi.fused.forward import forward
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 from ntk_alibi.fused.parts import Results, attend_in_parts
@@ -40,8 +40,11 @@ from ntk_alibi.masks import BlockMask, Mask, Problem, SegmentIds
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: Whether torch.compile can follow a call.
-FOLLOWED = torch.__version__ >= "2.12"
+# Modes that were entered before this module was imported.
+try:
+    _modes = _python_dispatch._get_current_dispatch_mode_stack()
+except AttributeError as error:
+    refuse_torch(error)
 
 #: The masks and positions of a problem, in the operator's order.
 PROBLEM_TENSORS = ("key_padding_mask", "query_positions", "key_positions")
@@ -252,12 +255,16 @@ def in_graph(function: Function) -> Function:
 
     Dynamo of older ones reads no arrays of a bias, and fails in code that it could leave alone.
     """
-    if FOLLOWED:
+    if torch.__version__ >= "2.12":
         return function
     reason = "ntk_alibi: attention is part of a graph from torch 2.12 on"
     return cast(Function, torch.compiler.disable(function, reason=reason))
 
 
+check_tensors = in_graph(checked_call)
+
+
+@in_graph
 def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Compute a checked call of tensors: the output and, if log, the logsumexp."""
     if call.way is Way.OPERATOR and call.rotary is None:
@@ -318,12 +325,8 @@ def _count_of_product(query_shape: Any, key_shape: Any) -> int:
     return int(2 * batch * heads * queries * key_shape[2] * channels)
 
 
-# Counters that were entered before this module was imported have none of these formulas.
+# Counters among these modes have none of the formulas.
 _operators = torch.ops.ntk_alibi.attention, torch.ops.ntk_alibi.attention_backward
-try:
-    _modes = _python_dispatch._get_current_dispatch_mode_stack()
-except AttributeError as error:
-    refuse_torch(error)
 for _mode in _modes:
     _formulas = getattr(getattr(_mode, "counter", None), "flop_registry", {})
     _formulas.update({operator: flop_registry[operator] for operator in _operators})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import platform
@@ -79,11 +78,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.grid)
             before |= these
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
-
-
-def pytest_collection_finish() -> None:
-    """Let collections of garbage, for which transformers asks often, pass over all test items."""
-    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -83,6 +83,11 @@ def test_cases_of_every_kind_are_right(isa: str, kind: str) -> None:
     assert next(filter(None, reports), None) is None
 
 
+def test_negative_slopes_and_far_keys_are_right() -> None:
+    """The greatest bias is then not the one of the nearest key, from which kernels count."""
+    assert Case("far", 625036198139).run() is None
+
+
 def test_every_public_bias_and_function_is_drawn() -> None:
     """A new bias needs a case in fuzz/oracle/bias_cases.py, or functions in fuzz/drawn."""
     biases = {name for name in na.__all__ if isinstance(getattr(na, name), type(na.ALiBi))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
@@ -99,4 +100,6 @@ def test_threes(family: str, way: str) -> None:
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_long_ways(family: str, way: str) -> None:
+    gc.collect()
+    gc.freeze()  # transformers collects garbage for each batch: among all tests, for seconds
     check_all(rows_of("pairs")[family, way], check)

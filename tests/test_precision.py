@@ -155,6 +155,7 @@ def test_repaired_tables_are_near_ours_and_the_others_far_off() -> None:
 
 
 def test_plots_draw_what_they_are_given() -> None:
+    import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -172,8 +173,10 @@ def test_plots_draw_what_they_are_given() -> None:
     np.testing.assert_array_equal(drawn, np.stack(positions["bfloat16"], axis=1))
     np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), [100.0, 75.0])
     np.testing.assert_array_equal(axes[2].collections[1].get_offsets()[:, 1], rows["relative"])
-    assert plots.alibi_rows(rows).figure is not figure
+    own = plots.alibi_rows(rows).figure
+    assert own is not figure
     figure.canvas.draw()
+    plt.close(own)
 
 
 QUERY, KEY = np.ones((2, 4)), np.ones((5, 4))

@@ -10,7 +10,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def agg() -> Iterator[None]:
-    """Draw without windows, and close all figures after the test."""
+    """Draw without windows, and begin and end without figures, whatever other tests left open."""
     plt.switch_backend("agg")
+    plt.close("all")
     yield
     plt.close("all")

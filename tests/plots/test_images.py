@@ -67,7 +67,6 @@ def test_images_differ_where_something_is_missing(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_go_where_they_are_told(name: str) -> None:
-    plt.close("all")  # what a test before may have left
     axes = Figure().add_subplot()
     axes.set_title("mine")
     axes.set_xlabel("own")

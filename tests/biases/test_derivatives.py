@@ -156,19 +156,23 @@ def test_a_derivative_is_that_of_dense_attention(case: Case, way: Way, transform
     exact = derive(dense, wide)
     for dtype, unit in ((torch.float64, 2.0**-53), (torch.float32, UNIT)):
         # Each derivative adds sums over keys, queries and rows of products of the sums before it.
-        check(derive(ours, tensors(case, way, dtype)), exact, order * STEPS * unit)
+        check(derive(ours, tensors(case, way, dtype)), exact, order * STEPS * unit, dtype, transform)
     if order < 3 and (case, way) in PAIRS:  # third derivatives are beyond float16's range
         for dtype, unit in ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12)):
             given = tensors(case, way, dtype)
             rounded = derive(dense, [x.double() for x in given])
-            check(derive(ours, given), rounded, 8 * order * unit)
+            check(derive(ours, given), rounded, 8 * order * unit, dtype, transform)
 
 
-def check(found: Any, exact: Any, share: float) -> None:
-    """Check that results differ by at most a share of the largest entry, or of 1."""
-    for mine, theirs in zip(*map(leaves, (found, exact)), strict=True):
-        size = theirs.abs().max() + 1
-        assert (mine.double() - theirs).abs().max() <= share * size
+def check(found: Any, exact: Any, most: float, *what: Any) -> None:
+    """Check that results differ by at most a share of the largest entry, or of 1, and print it."""
+    shares = [
+        (mine.double() - theirs).abs().max() / (theirs.abs().max() + 1)
+        for mine, theirs in zip(*map(leaves, (found, exact)), strict=True)
+    ]
+    share = torch.stack(shares).max()  # NaN if one is
+    print(*what, f"{share:.0e}")
+    assert share <= most
 
 
 def leaves(results: Any) -> list[torch.Tensor]:

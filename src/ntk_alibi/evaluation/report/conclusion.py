@@ -93,8 +93,9 @@ def conclusion(summary: Any) -> list[str]:
     found = _farthest(summary)
     first, entry = found.iloc[0], found.loc[chosen]
     tokens = round(first["multiple"] * summary.train_length)
+    plural = "" if first["multiple"] == 1 else "s"
     begin = (
-        f"At {first['multiple']:g} training lengths ({tokens} tokens) {first.name} answers "
+        f"At {first['multiple']:g} training length{plural} ({tokens} tokens) {first.name} answers "
         f"{percent(first)} of the questions about {first['task']}"
     )
     if not is_better(summary):

@@ -295,6 +295,7 @@ def test_importing_brings_in_nothing_heavy() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.needs("torch >= 2.12", "before, what attends is marked for it")
 def test_autograd_needs_no_compiler_of_torch() -> None:
     """It takes seconds to import, and what runs on one process does not compile."""
     code = (

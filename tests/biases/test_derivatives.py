@@ -156,7 +156,9 @@ def test_a_derivative_is_that_of_dense_attention(case: Case, way: Way, transform
     exact = derive(dense, wide)
     for dtype, unit in ((torch.float64, 2.0**-53), (torch.float32, UNIT)):
         # Each derivative adds sums over keys, queries and rows of products of the sums before it.
-        check(derive(ours, tensors(case, way, dtype)), exact, order * STEPS * unit, dtype, transform)
+        check(
+            derive(ours, tensors(case, way, dtype)), exact, order * STEPS * unit, dtype, transform
+        )
     if order < 3 and (case, way) in PAIRS:  # third derivatives are beyond float16's range
         for dtype, unit in ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12)):
             given = tensors(case, way, dtype)

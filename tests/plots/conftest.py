@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def agg() -> Iterator[None]:
-    """Draw without windows, and begin and end without figures, whatever other tests left open."""
+    """Draw without windows, and begin and end without open figures."""
     plt.switch_backend("agg")
     plt.close("all")
     yield

@@ -168,3 +168,5 @@ def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()  # once it is empty: Windows removes no lock that is held

@@ -164,7 +164,7 @@ def test_the_next_command_of_the_demo_runs(
     (command,) = re.findall("^  ntk-alibi (eval .*)$", out, re.MULTILINE)
     (method,) = re.findall(r"^  ntk_alibi.patch\(model, \"(.*)\"\)$", out, re.MULTILINE)
     assert method == "dynamic-flat:2:query"
-    main(shlex.split(command.replace("MODEL", str(nano_bloom_path()))))
+    main(shlex.split(command.replace("MODEL", nano_bloom_path().as_posix())))
     out = capsys.readouterr().out
     assert f'ntk_alibi.patch(model, "{method}")' in out
     assert "to measure your model" not in out  # who names a model has measured it
@@ -228,9 +228,8 @@ def test_tune(
     scaling = na.scaling_from_config(found["config"]["alibi_scaling"])
     assert scaling == parse_method(found["answer"], 256).scaling
     assert found["answer"] == "original"  # nothing stretches a model that was not trained
-    assert [entry["against"] for entry in found["paired"]][:1] == ["original"] * (
-        found["chosen"] != "original"
-    )
+    against = [entry["against"] for entry in found["paired"]]
+    assert ("original" in against) == (found["chosen"] != "original")
 
 
 @pytest.mark.slow  # needs the evaluation harness

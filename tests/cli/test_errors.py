@@ -32,10 +32,10 @@ def files(in_tmp: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output_path", "file"], "--output_path must be a .*, got 'file': File exists"),
-        (["-o", "/dev/null/results.json"], "/dev/null"),
+        (["--output_path", "file"], "--output_path must be a .*, got 'file': "),
+        (["-o", "file/results.json"], "'file"),
         (["--use_cache", "damaged"], "damaged_rank0.db' must be a file of answers; remove it"),
-        (["-c", "/dev/null/cache"], "/dev/null"),
+        (["-c", "file/cache"], "'file"),
     ],
 )
 def test_files_of_lm_eval_are_checked_before_the_work(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,7 +100,7 @@ def test_a_folder_has_one_run_at_a_time(
                 error,
             )
         main(run_of(tiny_checkpoint, "--output", "others", "--json"))
-        first.send_signal(signal.SIGKILL)
+        first.kill()
     main(run_of(tiny_checkpoint, "--output", "answers", "--json"))
     lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[0])["retrieval"] == json.loads(lines[1])["retrieval"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 from pathlib import Path
@@ -44,11 +45,12 @@ def test_the_commands_that_it_names_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The harness's command is parsed alone: other tests run its tasks."""
-    commands = [shlex.split(x) for x in re.findall(r"^ +ntk-alibi (.*)$", output[0], re.MULTILINE)]
+    out = output[0].replace(os.sep, "/")
+    commands = [shlex.split(x) for x in re.findall(r"^ +ntk-alibi (.*)$", out, re.MULTILINE)]
     named = [words for words in commands if words[0] == "eval"]
     prose, shorter = named
     for words in named:
-        assert words[1:3] == ["--model", str(tiny_checkpoint)]
+        assert words[1:3] == ["--model", tiny_checkpoint.as_posix()]
     main([*prose, "--train-length", "256", "--multiples", "2", "--prose-windows", "1"])
     assert "prose: nats by position" in capsys.readouterr().out
     main([*shorter, *SMALL, "--passkey-records", "1", "--records", "1"])

@@ -80,6 +80,9 @@ TESTS = [
     *(f"tests/test_{x}.py" for x in "fuzz inspection masks methods precision runtime".split()),
 ]
 
+#: What is in the slow part since `make test` does not install the harness of evaluation.
+WITH_HARNESS = "tests/cli", "tests/evaluation", "tests/models"
+
 ENVIRONMENT = {
     "WINEPREFIX": str(FOLDER / "wine"),
     "WINEDEBUG": "-all",
@@ -248,10 +251,11 @@ def test_files(program: Path, *words: str) -> None:
     """
 
     def test(name: str) -> None:
+        marks = f"not gpu and not {'grid' if name.startswith(WITH_HARNESS) else 'slow'}"
         with checked(name):
             for again in (True, True, False):
                 try:
-                    wine(program, *words, name, OMP_NUM_THREADS="1")
+                    wine(program, *words, "-m", marks, name, OMP_NUM_THREADS="1")
                     return
                 except AssertionError as error:
                     if not again or str(error) != ACCESS_VIOLATION:
@@ -286,7 +290,7 @@ def main() -> None:
         test_commands(program, extra)
         if extra:
             test_cpp(python)
-            words = "-p", "no:xdist", "-p", "desktops.wine", "-m", "not slow and not gpu"
+            words = "-p", "no:xdist", "-p", "desktops.wine"
             left_out = [word for name in LEFT_OUT for word in ("--deselect", name)]
             test_files(program, *pytest, *words, *left_out)
     print("\nleft out:")

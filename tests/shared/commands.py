@@ -65,7 +65,7 @@ def other_run(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", HOLDER, folder], stdin=pipe, stdout=pipe) as run:
         assert run.stdout is not None
-        assert run.stdout.readline() == b"ready\n"
+        assert run.stdout.readline().strip() == b"ready"
         yield run
 
 

@@ -80,6 +80,9 @@ TESTS = [
     *(f"tests/test_{x}.py" for x in "fuzz inspection masks methods precision runtime".split()),
 ]
 
+#: A library asks for distutils, which the embeddable Python does not have from setuptools.
+OLD_DISTUTILS = "ignore:The distutils package is deprecated:DeprecationWarning"
+
 #: What is in the slow part since `make test` does not install the harness of evaluation.
 WITH_HARNESS = "tests/cli", "tests/evaluation", "tests/models"
 
@@ -290,7 +293,7 @@ def main() -> None:
         test_commands(program, extra)
         if extra:
             test_cpp(python)
-            words = "-p", "no:xdist", "-p", "desktops.wine"
+            words = "-p", "no:xdist", "-p", "desktops.wine", "-W", OLD_DISTUTILS
             left_out = [word for name in LEFT_OUT for word in ("--deselect", name)]
             test_files(program, *pytest, *words, *left_out)
     print("\nleft out:")

@@ -36,7 +36,7 @@ ROWS = [
     ),
     (["eval", "--train-length", "0"], "--train-length must be between 1"),
     (["eval", "--output", "file"], "--output must be a folder .*, got 'file': "),
-    (["eval", "--output", "file/x"], "--output must be a .*, got 'file.+x': "),
+    (["eval", "--output", "file/x"], "--output must be a .*, got 'file"),
     (["eval", "--plot", "no/p.png"], "--plot must be .*, got 'no.+p.png': "),
     (["eval", "--plot", "p.pgf"], "the ending of --plot must be one of '.png', '.svg', '.pdf'"),
     (["eval", "--document", "no.md"], "--document must be a file .*, got 'no.md': No such"),

@@ -62,7 +62,7 @@ def test_the_commands_that_it_names_run(
     monkeypatch.setattr("lm_eval._cli.HarnessCLI.execute", lambda *_: None)
     (harness,) = (words for words in commands if "--apply_chat_template" in words)
     main(harness)
-    assert taken[0].model_args["pretrained"] == str(tiny_checkpoint)
+    assert taken[0].model_args["pretrained"] == tiny_checkpoint.as_posix()
     assert taken[0].apply_chat_template
 
 

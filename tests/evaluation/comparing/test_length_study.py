@@ -137,7 +137,7 @@ def test_the_command_of_a_cell_gives_it_again(
     """The command runs through the harness's command line."""
     model, tokenizer, _ = load(tiny_checkpoint)
     plan = replace(PLAN, methods=("original", "ntk:2"))
-    name = str(tiny_checkpoint)
+    name = tiny_checkpoint.as_posix()  # shlex reads `\\` as a quote
     found = length_study.evaluate(model, tokenizer, plan, tmp_path / "a", quiet=True, name=name)
     command = shlex.split(found.commands["ntk:2"]["lines/512"])
     assert command[:2] == ["ntk-alibi", "lm-eval"]

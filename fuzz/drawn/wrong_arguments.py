@@ -71,7 +71,6 @@ def _attention() -> Function:
             "x", True, object(), na.BlockMask, [[True]], ones(1, 1, 3, 3),
             np.ones((1, 1, 3, 3), int),
             *(np.ones(n, bool) for n in ((3, 3), (3, 1, 3, 3), (2, 3, 3, 3), (1, 1, 2, 3))),
-            torch.ones(1, 1, 3, 3, dtype=torch.bool),
         ),
         "key_padding_mask": NO_MASK,
         "query_positions": NO_POSITIONS,

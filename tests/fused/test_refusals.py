@@ -116,11 +116,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # padding, positions, bias
     (lambda: call(key_padding_mask=np.ones((1, 4))), ValueError, "key_padding_mask must have shap"),
     (lambda: call(key_padding_mask=np.full((1, 5), 2)), ValueError, "must hold only 0 and 1"),
-    (
-        lambda: call(mask=torch.ones(1, 1) > 0),
-        TypeError,
-        "mask must be a NumPy array as query, got",
-    ),
+    (lambda: call(mask=torch.ones(1, 1, 3, 5) > 0), TypeError, "mask must be a NumPy array as"),
     (lambda: call(key_padding_mask=[[1] * 5]), TypeError, "_mask must be a NumPy .*, got list$"),
     (lambda: call(key_padding_mask=masked(np.ones((1, 5)))), TypeError, "not be masked"),
     (lambda: recorded(key_padding_mask=META), TypeError, "_mask must be a tensor with values"),

@@ -143,7 +143,8 @@ def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
     """Lock a folder against other runs while the block runs.
 
     The process that has the lock may take it again. The system releases the lock when the process
-    ends, however it ends. The ranks of one job share a folder, each with its own lock.
+    ends, however it ends. The ranks of one job share a folder, each with its own lock. A folder
+    that the block has emptied goes.
 
     Raises:
         ValueError: another process has the lock; the message tells which one and since when.

@@ -229,7 +229,8 @@ def test_tune(
     assert scaling == parse_method(found["answer"], 256).scaling
     assert found["answer"] == "original"  # nothing stretches a model that was not trained
     against = [entry["against"] for entry in found["paired"]]
-    assert ("original" in against) == (found["chosen"] != "original")
+    assert (against[:1] == ["original"]) == (found["chosen"] != "original")
+    assert found["chosen"] not in against
 
 
 @pytest.mark.slow  # needs the evaluation harness

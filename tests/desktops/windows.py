@@ -86,7 +86,7 @@ TESTS = [
 #: A library asks for distutils, which the embeddable Python does not have from setuptools.
 OLD_DISTUTILS = "ignore:The distutils package is deprecated:DeprecationWarning"
 
-#: What is in the slow part since `make test` does not install the harness of evaluation.
+#: Folders of tests that `make test` leaves out, since it does not install lm_eval.
 WITH_HARNESS = "tests/cli", "tests/evaluation", "tests/models"
 
 ENVIRONMENT = {

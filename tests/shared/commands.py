@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,11 @@ from unittest.mock import patch
 import pytest
 
 from ntk_alibi.cli import main
+
+
+def of_linux(words: str) -> str:
+    """Return what Linux says of an error, or nothing on Windows, which says it otherwise."""
+    return "" if os.name == "nt" else words
 
 
 def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -60,12 +66,13 @@ with _files.only_run("--output", sys.argv[1]):
 
 
 @contextmanager
-def other_run(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def other_run(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Yield a process that has the lock of a folder."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLDER, folder], stdin=pipe, stdout=pipe) as run:
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as run:
         assert run.stdout is not None
-        assert run.stdout.readline().strip() == b"ready"
+        assert run.stdout.readline() == "ready\n"
         yield run
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.evaluation.report.cells import with_ends
+from ntk_alibi.evaluation.report.markdown import counted
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 
 if TYPE_CHECKING:
@@ -93,10 +94,9 @@ def conclusion(summary: Any) -> list[str]:
     found = _farthest(summary)
     first, entry = found.iloc[0], found.loc[chosen]
     tokens = round(first["multiple"] * summary.train_length)
-    plural = "" if first["multiple"] == 1 else "s"
     begin = (
-        f"At {first['multiple']:g} training length{plural} ({tokens} tokens) {first.name} answers "
-        f"{percent(first)} of the questions about {first['task']}"
+        f"At {counted(first['multiple'], 'training length')} ({tokens} tokens) {first.name} "
+        f"answers {percent(first)} of the questions about {first['task']}"
     )
     if not is_better(summary):
         return [f"{begin}; no method is seen to do better: {chosen} answers {percent(entry)}."]

@@ -30,9 +30,9 @@ def describe_machine(peers: Sequence[str] = ()) -> str:
     )
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: float, noun: str) -> str:
     """Return a number and a noun, in the plural if it is not 1."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
 
 
 def processor() -> str:

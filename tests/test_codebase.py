@@ -87,7 +87,7 @@ KEPT = {
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
     "Scaling", "__version__", "distributed", "export", "info", "patched",
-    "reference", "set_num_threads", "tp_plan", "unpatch",
+    "reference", "set_num_threads", "unpatch",
 }  # fmt: skip
 
 #: Lines of a file at most.

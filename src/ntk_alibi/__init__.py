@@ -38,7 +38,7 @@ from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 if TYPE_CHECKING:
     from ntk_alibi import distributed, plots, precision, reference
     from ntk_alibi.engines.export import export
-    from ntk_alibi.integrations import patch, patched, tp_plan, unpatch
+    from ntk_alibi.integrations import patch, patched, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
     from ntk_alibi.integrations.caches.window import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
@@ -90,7 +90,6 @@ __all__ = [
     "scaling_from_config",
     "segment_ids_from_cu_seqlens",
     "set_num_threads",
-    "tp_plan",
     "unpatch",
 ]
 
@@ -107,7 +106,6 @@ _LAZY = {
     "plots": "ntk_alibi.plots",
     "precision": "ntk_alibi.precision",
     "reference": "ntk_alibi.reference",
-    "tp_plan": "ntk_alibi.integrations",
     "unpatch": "ntk_alibi.integrations",
 }
 

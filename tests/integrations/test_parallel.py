@@ -152,7 +152,7 @@ def test_models_with_a_part_of_the_heads(
         for heads in ("num_heads", "n_heads"):
             if hasattr(module, heads) and hasattr(module, "head_dim"):
                 setattr(module, heads, getattr(module, heads) // 2)
-    message = f"must compute all 8 heads .* got 4 heads and slopes of {4 if whole else 8}: .*tensor"
+    message = f"must compute all 8 heads .* got 4 heads and slopes of {4 if whole else 8}: .*vLLM"
     with na.patch(model, attention=attention), pytest.raises(ValueError, match=message):
         run(model, ids)
 

@@ -23,7 +23,6 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
     from ntk_alibi.integrations.settings import CONFIG_NAMES, scaling_and_log_n, settings_of
     from ntk_alibi.integrations.transformers_versions import (
-        check_version,
         version_is_new_enough,
         version_is_tested,
     )
@@ -257,40 +256,6 @@ def unpatch(model: nn.Module) -> None:
         handle.undo()
 
 
-def tp_plan(config: Any) -> dict[str, str]:
-    """Return a plan for transformers' tensor parallelism of a decoder with ALiBi.
-
-    transformers has none for these models. A patched model of this plan takes, on each rank, the
-    slopes of the heads that the rank computes; the number of ranks must divide the heads.
-
-    Args:
-        config: the model's configuration.
-
-    Returns:
-        The `tp_plan` of transformers' `DistributedConfig`, for the models with a head on top.
-
-    Raises:
-        ValueError: config is of another family.
-        RuntimeError: this version of transformers has another tensor parallelism.
-
-    Example:
-        >>> import transformers, ntk_alibi as na
-        >>> plan = na.tp_plan(transformers.BloomConfig())
-        >>> plan["transformer.h.*.self_attention.dense"]
-        'rowwise'
-    """
-    check_version()
-    from ntk_alibi.integrations.tensor_parallel import register_styles
-
-    found = families.transformers_families()
-    for family in found:
-        if family.tensor_parallel is not None and isinstance(config, family.config_class()):
-            register_styles()
-            return family.tensor_parallel(config)
-    names = families.listed(x for x in found if x.tensor_parallel is not None)
-    raise ValueError(f"config must be of a known family ({names}), got {type(config).__name__}")
-
-
 __all__ = [
     "Attend",
     "Family",
@@ -299,6 +264,5 @@ __all__ = [
     "patch",
     "patched",
     "register",
-    "tp_plan",
     "unpatch",
 ]

@@ -138,8 +138,8 @@ class Attend:
         if forward_pass is None:
             sizes = query.shape[0], query.shape[2], key.shape[2]
             forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
-        heads = forward_pass.problem.shape[1] if forward_pass.heads is None else None
-        if heads is not None and query.shape[1] != heads:
+        heads = forward_pass.problem.shape[1]
+        if query.shape[1] != heads:
             raise ValueError(
                 f"query must have the {heads} heads that {type(self.layer).__name__} had at the "
                 f"patch, got {query.shape[1]}: patch again after changing heads"

@@ -69,7 +69,7 @@ def _forward(
         if stock is not None:
             return stock
     packed = layer.query_key_value(hidden_states)
-    heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # of this rank
+    heads = packed.unflatten(2, (-1, 3, layer.head_dim))
     query, key, value = heads.permute(3, 0, 2, 1, 4)
     context, weights = attend(
         query,
@@ -166,13 +166,6 @@ register(
         slopes=lambda model: ModelSlopes.for_bloom(model.num_heads),
         replacements=_replacements,
         check=_check,
-        output="dense",
         decoder=True,
-        tensor_parallel=lambda _: {  # each head with its queries, keys and values
-            "transformer.h.*.self_attention.query_key_value": "colwise",
-            "transformer.h.*.self_attention.dense": "rowwise",
-            "transformer.h.*.mlp.dense_h_to_4h": "colwise",
-            "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
-        },
     )
 )

@@ -17,7 +17,6 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.tensor_parallel import PACKED
 from ntk_alibi.integrations.tokens import Tokens
 
 
@@ -45,7 +44,7 @@ def _forward(
     packed = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         packed = packed.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
-    heads = packed.unflatten(2, (3, -1, layer.head_dim))  # of this rank
+    heads = packed.unflatten(2, (3, -1, layer.head_dim))
     query, key, value = heads.permute(2, 0, 3, 1, 4)
     context, weights = attend(
         query,
@@ -103,14 +102,7 @@ register(
             (model.blocks[0], "forward", _first_block),
         ],
         check=_check,
-        output="out_proj",
         decoder=True,
         masks_hidden=True,
-        tensor_parallel=lambda _: {  # all heads' weights of queries, keys and values are packed
-            "transformer.blocks.*.attn.Wqkv": PACKED,
-            "transformer.blocks.*.attn.out_proj": "rowwise",
-            "transformer.blocks.*.ffn.up_proj": "colwise",
-            "transformer.blocks.*.ffn.down_proj": "rowwise",
-        },
     )
 )

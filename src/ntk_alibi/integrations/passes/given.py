@@ -36,7 +36,6 @@ class Given(NamedTuple):
         settings: the choices of the patch in force.
         own: biases in place of slopes, by layers, or by None for all layers; bias objects, and
             modules and functions that return them.
-        heads: the heads that this rank of tensor parallelism computes, or None for all.
     """
 
     attend: Any
@@ -49,7 +48,6 @@ class Given(NamedTuple):
     past: int
     settings: Settings
     own: Mapping[Any, Any]
-    heads: slice | None
 
     @staticmethod
     def of(
@@ -86,7 +84,8 @@ class Given(NamedTuple):
         if tracer := find_tracer():
             _check_tracer(tracer, family, settings)
         own = own_bias.biases_of(model, settings.bias) if settings.bias is not None else {}
-        heads = family.own_heads(attend.layer, model, attend.rule.heads, settings, own)
+        if family.decoder:
+            attend.check_heads()
         past = 0 if cache is None else int(cache.get_seq_length(attend.number))
         if past and settings.scaling is not None and not attend.crosses:
             _warn_of_older_slopes(settings)
@@ -102,7 +101,6 @@ class Given(NamedTuple):
             past,
             settings,
             own,
-            heads,
         )
 
     @property

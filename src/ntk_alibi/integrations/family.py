@@ -120,8 +120,10 @@ class Family:
             place of slopes, or None.
         crossing: crossing(model) returns layers over the states of another model, in the
             order of the layers before them.
-        decoder: whether it is a decoder of transformers with slopes, for attention="traceable",
-            and packed segments.
+        decoder: whether it is a decoder of transformers with slopes, for attention="traceable".
+        masks_pairs: whether its models take masks of four dimensions, where columns count.
+        model_forward: model_forward(model, **arguments) is called in place of the model's own
+            forward.
         masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
 
     Example:
@@ -160,6 +162,8 @@ class Family:
     tables: Callable[[Any], Sequence[Table]] | None = None
     crossing: Callable[[Any], list[nn.Module]] = _none
     decoder: bool = False
+    masks_pairs: bool = False
+    model_forward: Callable[..., Any] | None = None
     masks_hidden: bool = False
 
     @property
@@ -214,7 +218,7 @@ class Family:
         name = self.name
         if self.tables is not None and settings.scaling is not None:
             raise ValueError(
-                f"scaling must be None or a bias for {name}, which has learned buckets and no "
+                f"method must be 'original' or a bias for {name}, which has learned buckets and no "
                 f"slopes, got {_checks.briefly(settings.scaling)}"
             )
         if self.decoder:
@@ -260,7 +264,7 @@ class Family:
             )
         if scaling_per(settings.scaling) == "query":
             raise ValueError(
-                f"scaling must have per='sequence' for {self.name}, an encoder, whose queries see "
+                f"method must have per='sequence' for {self.name}, an encoder, whose queries see "
                 f"the whole text, got {_checks.briefly(settings.scaling)}"
             )
 

@@ -11,20 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.tokens import Tokens
-
-
-def _first_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Replace MptBlock.forward, which does not tell its layer whether the caller wants weights."""
-    if kwargs.get("output_attentions") and isinstance(kwargs["attention_mask"], Tokens):
-        kwargs["attention_mask"].weights = True
-    return type(block).forward(block, *args, **kwargs)
 
 
 def _no_tensor(*_: Any, **__: Any) -> None:
@@ -97,12 +88,10 @@ register(
         slopes=lambda model: ModelSlopes.for_mpt(
             model.num_heads, model.config.attn_config.alibi_bias_max
         ),
-        replacements=lambda model: [
-            (model, "build_mpt_alibi_tensor", _no_tensor),
-            (model.blocks[0], "forward", _first_block),
-        ],
+        replacements=lambda model: [(model, "build_mpt_alibi_tensor", _no_tensor)],
         check=_check,
         decoder=True,
+        masks_pairs=True,
         masks_hidden=True,
     )
 )

@@ -51,18 +51,16 @@ class Pass:
         problem: the tokens of the pass. Sinks of its mask are StreamingLLM's: evicted positions
             between them and the window do not count.
         settings: the choices of the patch.
-        cache: a cache in place of the layers' own, or None.
         biases_shared: whether all layers whose tables are the same have the same bias.
         ahead: the sides of slopes where a query may see keys ahead of it.
     """
 
-    cache: Any = None
     ahead: ModelSides = "symmetric"
 
     def __init__(self, given: Given, real: torch.Tensor, problem: Problem) -> None:
         self.real, self.problem = real, problem
         self.settings = given.settings
-        self.rule, self._own = given.attend.rule, given.own
+        self.rule, self._own = given.attend.patch.rule, given.own
         scaled = getattr(self.settings.scaling, "layers", None)
         self.biases_shared: bool = None in self._own if self._own else scaled is None
         #: What layers with the same table attend with in the core, where torch records nothing.
@@ -170,8 +168,7 @@ class Pass:
         if len(seen) == 2:  # no key is in both parts
             values, seen = [values[0] + values[1]], [seen[0] | seen[1]]
         problem = self.problem
-        said = problem.segment_ids is not None or problem.visible is not None
-        if said or not problem.mask.causal:
+        if problem.visible is not None or not problem.mask.causal:
             return values[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
         return values[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)

@@ -31,7 +31,7 @@ DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "notebooks" not in page.parts]
 
 #: Pages whose examples other tests run: on several processes, with vLLM, block by block.
-RUN_ELSEWHERE = {"distributed", "vllm", "run-elsewhere"}
+RUN_ELSEWHERE = {"several-machines", "vllm", "run-elsewhere"}
 
 #: Packages that `make test-all` lacks: test_quantised.py runs the blocks that name them.
 OPTIONAL = ("bitsandbytes", "torchao", "trl")
@@ -48,7 +48,7 @@ def test_every_public_name_is_in_the_reference_once(tmp_path: Path) -> None:
     sys.path.insert(0, str(DOCS))
     import names
 
-    modules = {x: getattr(na, x) for x in ("distributed", "plots", "precision", "reference")}
+    modules = {x: getattr(na, x) for x in ("plots", "precision", "reference")}
     public = {name for name in na.__all__ if name != "__version__"} - modules.keys()
     for path, module in {**modules, "inspection": inspection}.items():
         public |= {f"{path}.{name}" for name in names_of(module)}

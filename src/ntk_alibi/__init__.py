@@ -36,7 +36,7 @@ from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 if TYPE_CHECKING:
-    from ntk_alibi import distributed, plots, precision, reference
+    from ntk_alibi import plots, precision, reference
     from ntk_alibi.engines.export import export
     from ntk_alibi.integrations import patch, patched, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
@@ -77,7 +77,6 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "build_alibi_tensor",
-    "distributed",
     "export",
     "info",
     "log_n_scale",
@@ -99,7 +98,6 @@ _LAZY = {
     "AlibiAttention": "ntk_alibi.torch.alibi_attention",
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
     "WindowCache": "ntk_alibi.integrations.caches.window",
-    "distributed": "ntk_alibi.distributed",
     "export": "ntk_alibi.engines.export",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",

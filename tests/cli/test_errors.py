@@ -91,11 +91,10 @@ CELL: dict[str, Any] = {
         (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
         (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods ()"),
         (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
-        (json.dumps({"model": "m", "trace": []}), "got the output of `ntk-alibi tune --json`"),
         (
             json.dumps({k: v for k, v in STORED.items() if k != "methods"} | {"more": 1}),
             "it must have the keys train_length, methods, retrieval, by_distance, by_depth, "
-            "perplexity, commands, records (optional), windows (optional), settings (optional); "
+            "perplexity, commands, settings (optional); "
             "'methods' is missing; 'more' is unknown",
         ),
         (

@@ -18,7 +18,7 @@ from ntk_alibi.evaluation.harness.model import StretchedLM
 
 COMMAND = [sys.executable, "-m", "ntk_alibi"]
 
-COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"]]
+COMMANDS = [["info"], ["slopes"], ["eval"]]
 
 pytestmark = [pytest.mark.usefixtures("in_tmp"), pytest.mark.slow]  # needs the evaluation harness
 
@@ -41,11 +41,11 @@ def test_help_says_what_each_option_is(
         name, _, what = option.partition("  ")
         assert what.strip(), f"no help: {option}"
         unit = re.fullmatch(r".*--([a-z-]+) ([A-Z_]+)( .*)?", name)
-        if unit and unit[1] not in ("method", "section"):
+        if unit and unit[1] != "method":
             assert unit[2].lower().replace("_", "-") != unit[1], f"no unit: {option}"
 
 
-@pytest.mark.parametrize("command", [["slopes"], ["eval"], ["tune"], ["explore"]])
+@pytest.mark.parametrize("command", [["slopes"], ["eval"]])
 def test_help_recommends_methods_per_query(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,8 +80,8 @@ def test_eval_takes_lengths_and_records(
     [
         [], ["bogus"], ["slopes"], ["slopes", "eight"], ["slopes", "8", "--length", "1e3"],
         ["slopes", "8", "--lenght", "3"], ["plot"], ["eval", "--methods"],
-        ["eval", "--lengths"], ["eval", "--lengths", "x"], ["tune"], ["eval", "--tasks"],
-        ["tune", "--json", "--format", "csv"], ["explore", "file.txt", "--text", "x"],
+        ["eval", "--lengths"], ["eval", "--lengths", "x"], ["eval", "--tasks", "piqa"],
+        ["eval", "--json", "--format", "csv"],
     ],
 )  # fmt: skip
 def test_wrong_words_end_with_usage(
@@ -90,15 +90,6 @@ def test_wrong_words_end_with_usage(
     error = error_of(arguments, capsys)
     assert error.startswith("usage: ntk-alibi")
     assert ": error: " in error.splitlines()[-1]
-
-
-def test_tasks_of_the_harness_are_run_by_lm_eval(capsys: pytest.CaptureFixture[str]) -> None:
-    error = error_of(["eval", "--data", "x", "--tasks", "piqa", "--methods", "ntk:4"], capsys)
-    assert error.splitlines()[-1] == (
-        "ntk-alibi eval: error: argument --tasks: a task of lm-evaluation-harness must be run by "
-        "`ntk-alibi lm-eval --model ntk_alibi --model_args pretrained=DIR,method=ntk:4 "
-        "--tasks piqa`, once for each method"
-    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["info"]])  # argparse prints, and we do
@@ -160,6 +151,6 @@ def completions(line: str) -> list[str]:
 
 
 def test_completion() -> None:
-    assert {"info", "slopes", "eval", "tune"} <= set(completions("ntk-alibi "))
+    assert {"info", "slopes", "eval"} <= set(completions("ntk-alibi "))
     assert "--lengths" in completions("ntk-alibi eval --le")
     assert completions("ntk-alibi eval --methods dynamic-n") == ["dynamic-ntk:"]

@@ -11,9 +11,8 @@ import torch
 
 import ntk_alibi as na
 from ntk_alibi.evaluation import score_lines, score_topics
-from ntk_alibi.evaluation.comparing import length_study, tuning
+from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import Plan
-from ntk_alibi.evaluation.comparing.tuning import Search
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import load
@@ -62,14 +61,6 @@ WRONG_VALUES = [
     (lambda: plan(lengths=()), r"lengths must hold at least one, got \(\)"),
     (lambda: plan(lengths=(0,)), "lengths must be between 1 and 4194304, got 0"),
     (lambda: plan(lengths=(5_000_000,)), "lengths must be between 1 and 4194304"),
-    (lambda: Search(999999999, 64), "length must be between 1 and 4194304"),
-    (lambda: Search(4096, 0), "train_length must be between 1"),
-    (lambda: Search(4096, 64, budget=1), "budget must be between 2"),
-    (lambda: Search(4096, 64, ("yarn:2",)), "method must be original or one of"),
-    (lambda: Search(4096, 64, ("ntk:2",), budget=3), "budget must not be given with methods"),
-    (lambda: Search(4096, 64, records=0), "records must be between 1"),
-    (lambda: Search(4096, 64, windows=10**6), "windows must have at most 134217728 tokens"),
-    (lambda: Search(4096, 64, seed=-1), "seed must be between 0"),
     (lambda: datasets.retrieval("riddles"), "kind must be one of"),
     (lambda: datasets.retrieval("lines", [10]), "length must hold a record of lines"),
     (lambda: datasets.retrieval("lines", [0]), "lengths must be between 1"),
@@ -126,7 +117,7 @@ WRONG_TYPES = [
 ROWS = [(call, ValueError, message) for call, message in WRONG_VALUES]
 ROWS += [(call, TypeError, message) for call, message in WRONG_TYPES]
 
-#: Changes of the arguments of a study, or of a search where they hold "wanted".
+#: Changes of the arguments of a study.
 OF_STUDIES = [
     ({"path": 3}, TypeError, "path must be a folder, got 3"),
     ({"plan": 3}, TypeError, "plan must be a Plan, got 3"),
@@ -135,8 +126,6 @@ OF_STUDIES = [
     ({"tokenizer": "model"}, TypeError, "tokenizer must be the model's tokenizer, got 'model'"),
     ({"model": "nano-bloom"}, TypeError, "model must be a decoder that .*, got 'nano-bloom"),
     ({"path": "file"}, ValueError, "path must be a folder that can be written, got 'file'"),
-    ({"wanted": 3}, TypeError, "wanted must be a Search, got 3"),
-    ({"wanted": Search(4096, 64), "model": 3}, TypeError, "model must be a decoder that .*, got 3"),
 ]
 
 
@@ -165,11 +154,9 @@ def test_wrong_arguments_of_a_study_are_named_before_any_work(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     model, tokenizer, _ = load(tiny_checkpoint)
-    given: Any = {"model": model, "tokenizer": tokenizer, "path": tmp_path, **change}
-    if "wanted" not in change:
-        given = {"plan": PLAN, **given}
+    given: Any = {"model": model, "tokenizer": tokenizer, "plan": PLAN, "path": tmp_path}
     with pytest.raises(error, match=message):
-        (tuning.search if "wanted" in change else length_study.evaluate)(**given)
+        length_study.evaluate(**given | change)
     assert not na.patched(model)
 
 

@@ -170,11 +170,6 @@ def attention_maps(
     return figure
 
 
-def token_labels(words: Sequence[str]) -> list[str]:
-    """Return labels for tokens, short enough for an axis and never blank."""
-    return [word.strip()[:LONGEST_WORD] or "␣" for word in words]
-
-
 def _read(
     model: Any,
     tokenizer: Any,
@@ -201,7 +196,7 @@ def _draw(
     axes: Axes, read: AttentionWeights, values: Any, norm: Normalize, letters: float
 ) -> AxesImage:
     """Draw one map, with the text of tokens as labels if the letters fit."""
-    words = token_labels(read.request.words)
+    words = [word.strip()[:LONGEST_WORD] or "␣" for word in read.request.words]
     tokens, end = len(words), values.shape[0] * read.step - 0.5
     image = heat(axes, values, None, norm=norm, extent=(-0.5, end, end, -0.5))
     axes.set_xlim(-0.5, tokens - 0.5)

@@ -1,8 +1,9 @@
-"""The harness with our tasks and RULER's: keys of metadata, packages, tokenizer and lengths."""
+"""The harness with our tasks, RULER and LongBench: metadata, packages, tokenizer, data."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from lm_eval._cli import HarnessCLI
 
-from commands import search_tasks_in
+from commands import error_of, search_tasks_in
 from ntk_alibi import _installed
 from ntk_alibi.cli import main
 from ntk_alibi.evaluation.harness import run as harness
@@ -22,15 +23,20 @@ from ntk_alibi.models import nano_bloom_path
 pytestmark = pytest.mark.slow  # needs the evaluation harness
 
 
-@pytest.mark.parametrize("module", ["niah_utils", "cwe_utils"])
-def test_a_missing_package_names_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("task", ["niah_single_1", "ruler_cwe"])
+def test_a_missing_package_names_the_extra_of_the_harness(
+    task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The harness gives advice of its own for one of them, and none for the other."""
     monkeypatch.setitem(sys.modules, "wonderwords", None)
-    for name in (module, "prepare_niah"):
+    for name in ("niah_utils", "cwe_utils", "prepare_niah"):
         monkeypatch.delitem(sys.modules, f"lm_eval.tasks.ruler.{name}", raising=False)
-    message = r'a task needs wonderwords: pip install "ntk-alibi\[ruler\]"'
-    with pytest.raises(ModuleNotFoundError, match=message), _installed.needed_by("a task"):
-        import_module(f"lm_eval.tasks.ruler.{module}")
+    search_tasks_in(Path(lm_eval.tasks.__file__).parent / "ruler", monkeypatch)
+    error = error_of(["lm-eval", "--model", "ntk_alibi", "--tasks", task], capsys)
+    last = error.splitlines()[-1]
+    assert last.startswith("ntk-alibi: error: ")
+    assert re.search(r"pip install .?lm_eval\W+ruler", last)
+    assert "ntk-alibi[" not in last
 
 
 def test_other_errors_of_imports_stay() -> None:
@@ -111,7 +117,7 @@ def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     The harness searches RULER's tasks only; `test_processes` searches all.
     """
     for package in ("nltk", "wonderwords"):
-        pytest.importorskip(package, reason="RULER needs pip install 'ntk-alibi[ruler]'")
+        pytest.importorskip(package, reason="RULER needs pip install 'lm_eval[ruler]'")
     search_tasks_in(Path(lm_eval.tasks.__file__).parent / "ruler", monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
@@ -126,6 +132,52 @@ def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     samples = [json.loads(line) for line in logged.read_text().splitlines()]
     assert len(samples) == 2
     assert all(sample["doc"]["length"] <= sample["doc"]["max_length"] <= 768 for sample in samples)
+
+
+THEIRS = Path(lm_eval.tasks.__file__).parent / "longbench"
+
+QUESTION = {
+    "context": "Question: Who wrote it?\nType: Individual\n" * 20,
+    "question": "Question: How far is it?\nType:",
+    "answers": ["Distance, linear measure"],
+    "all_classes": ["Individual", "Distance, linear measure"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*generation flags")
+def test_longbench_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness's own task, whose data are on the hub, reads a file by four lines of YAML."""
+    pytest.importorskip("jieba", reason="LongBench needs pip install 'lm_eval[longbench]'")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    Path("trec.jsonl").write_text(f"{json.dumps(QUESTION)}\n" * 2)
+    own = {"include": str(THEIRS / "trec.yaml"), "dataset_path": "json", "dataset_name": None}
+    own["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "trec.jsonl")}}
+    Path("mine").mkdir()
+    Path("mine/trec.yaml").write_text(yaml.safe_dump(own))
+    search_tasks_in(THEIRS, monkeypatch)
+    command = ["lm-eval", "--model", "ntk_alibi", "--tasks", "longbench_trec"]
+    command += ["--include_path", "mine", "--log_samples", "--output_path", "out"]
+    main(command)
+    (results,) = Path("out/nano-bloom").glob("results*.json")
+    stored = json.loads(results.read_text())
+    assert stored["config"]["method"] == "original"
+    (logged,) = Path("out/nano-bloom").glob("samples_longbench_trec*.jsonl")
+    samples = [json.loads(line) for line in logged.read_text().splitlines()]
+    assert len(samples) == 2
+    scores = [sample["score"] for sample in samples]
+    assert stored["results"]["longbench_trec"]["score,none"] == sum(scores) / 2
+    assert samples[0]["arguments"]["gen_args_0"]["arg_0"].endswith(QUESTION["question"])
+
+
+def test_data_that_cannot_be_reached_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jieba", reason="LongBench needs pip install 'lm_eval[longbench]'")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    search_tasks_in(THEIRS, monkeypatch)
+    error = error_of(["lm-eval", "--model", "ntk_alibi", "--tasks", "longbench_trec"], capsys)
+    assert error.splitlines()[-1].startswith("ntk-alibi: error: Couldn't reach 'Xnhyacinth/LongBe")
 
 
 LINES = ["ntk_alibi_lines"]
@@ -143,7 +195,6 @@ PROSE = ["lengths", "windows", "bins", "text", "context"]
         ("ntk_alibi_prose", [*PROSE, "stride", "split"]),
         ("ntk_alibi_prose_sliding", [*PROSE, "split"]),
         ("longeval", ["data"]),
-        ("longbench_trec_local", ["data"]),
         ("piqa", None),
     ],
 )

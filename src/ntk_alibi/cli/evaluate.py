@@ -300,7 +300,7 @@ def _print(summary: Summary, form: str) -> None:
 
 
 def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
-    """Return a command that repeats a cell, what to do next, and last what the study shows."""
+    """Return a command that repeats a row, what to do next, and last what the study shows."""
     from ntk_alibi.evaluation.report.conclusion import (
         better_method,
         conclusion,
@@ -311,7 +311,7 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
     lines = []
     examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
     if examples:
-        lines = ["command that repeats one cell (--json lists all commands):", examples[-1]]
+        lines = ["command that repeats one row (--json lists all commands):", examples[-1]]
     if clause := unanswered(summary):
         own = "MODEL" if options.from_json else options.model or NANO_BLOOM
         return [

@@ -60,7 +60,7 @@ class Summary:
             nats per token, and the difference from the first method, paired by window, with its
             95 % half-width.
         settings: for each method, the settings of the model as the harness stores them.
-        commands: for each method, the command that repeats each cell, by "<task>/<length>".
+        commands: for each method, the command that repeats its answers, by task.
 
     Raises:
         ValueError: a frame lacks columns or has others' methods, an accuracy is not between 0 and

@@ -57,7 +57,7 @@ WRONG_VALUES = [
     (lambda: attention_maps(text="x" * 11586), "text must have at most 11585 tokens"),
     (
         lambda: attention_maps(methods=["ntk:2"] * 65),
-        "maps of methods x layers x heads must be at most 256 in a picture, got 260",
+        "maps of methods x layers x heads must be between 1 and 256, got 260",
     ),
 ]
 

@@ -46,8 +46,6 @@ ROWS = [
     (["eval", "--lengths", "999999999"], "--lengths must be between 1 and 4194304"),
     (["eval", "--lengths", "20"], "length must hold a record of lines and its questions, got 20"),
     (["eval", "--methods", "original", "ntk:4:layers=3"], "layers must be below 3, the number"),
-    (["eval", "--lengths", "9", "--multiples", "1"], "--multiples must not be given with --le"),
-    (["eval", "--records", "1", "--line-records", "2"], "--line-records must not be given"),
     (["eval", "--from-json", "text", "--methods", "ntk:2"], "--methods must not be given with"),
     (["eval", "--from-json", "folder"], f"got 'folder': {FOLDER}"),
     (["eval", "--from-json", "bytes"], "'bytes' must be a JSON file"),

@@ -81,6 +81,8 @@ def test_eval_takes_lengths_and_records(
         ["slopes", "8", "--lenght", "3"], ["plot"], ["eval", "--methods"],
         ["eval", "--lengths"], ["eval", "--lengths", "x"], ["eval", "--tasks", "piqa"],
         ["eval", "--json", "--format", "csv"],
+        ["eval", "--lengths", "9", "--multiples", "1"],
+        ["eval", "--records", "1", "--line-records", "2"],
     ],
 )  # fmt: skip
 def test_wrong_words_end_with_usage(

@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +80,9 @@ def register(commands: Any) -> None:
 
 def _records_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of lines, conversations and prose."""
+    lengths = parser.add_mutually_exclusive_group()
     subcommand.number_option(
-        parser,
+        lengths,
         "--multiples",
         "X",
         "lengths of the records in training lengths (default: 1 1.5 2 3 4)",
@@ -90,20 +90,22 @@ def _records_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
     )
     subcommand.number_option(
-        parser,
+        lengths,
         "--lengths",
         "TOKENS",
         "lengths of the records in tokens, each at most 2^22, in place of --multiples",
         nargs="+",
     )
+    counts = parser.add_mutually_exclusive_group()
     subcommand.number_option(
-        parser,
+        counts,
         "--records",
         "N",
         "records of lines, and conversations, for each length (default: 8 and 12)",
     )
     for name, what in _PLANNED.items():
-        subcommand.number_option(parser, subcommand.flag(name), "N", what)
+        place = counts if name == "line_records" else parser
+        subcommand.number_option(place, subcommand.flag(name), "N", what)
 
 
 def _output_options(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +137,6 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    _check_together(options)
     for path in _pictures(options):
         _checks.choice("the ending of --plot", path.suffix.lower(), FORMATS)
         with _files.naming("--plot", "a file that can be written"):
@@ -145,27 +146,15 @@ def _run(options: argparse.Namespace) -> None:
         return
     from ntk_alibi.evaluation.comparing.summary import read_summary
 
+    for name in _COMPUTED:
+        if getattr(options, name) not in (None, False):
+            raise ValueError(
+                f"{subcommand.flag(name)} must not be given with --from-json, which shows stored "
+                "results"
+            )
     with _files.naming("--from-json", "a file that can be read"):
         summary = read_summary(options.from_json)
     _show(summary, options)
-
-
-def _check_together(options: argparse.Namespace) -> None:
-    """Refuse options that would have no effect beside the others."""
-
-    def given(names: Collection[str]) -> list[str]:
-        values = ((name, getattr(options, name)) for name in names)
-        return [name for name, value in values if value is not None and value is not False]
-
-    for name, others, why in (
-        ("lengths", ("multiples",), "which sets the same"),
-        ("records", ("line_records",), "which sets the same"),
-        ("from_json", _COMPUTED, "which shows stored results"),
-    ):
-        if given([name]) and (idle := given(others)):
-            raise ValueError(
-                f"{subcommand.flag(idle[0])} must not be given with {subcommand.flag(name)}, {why}"
-            )
 
 
 def _study(options: argparse.Namespace) -> None:

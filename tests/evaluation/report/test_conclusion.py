@@ -56,8 +56,8 @@ def test_a_gain_within_its_interval_is_none() -> None:
     summary = study(gains={"ntk_16": (8, 9), "ntk_4": (7, 9)}, **FOUND)
     assert better_method(summary) is None
     assert conclusion(summary) == [
-        "No method is better than original at 16 training lengths (32768 tokens) beyond chance: it "
-        "answers 50 % (40–60) of the questions about lines, ntk:16 58 % (48–68)."
+        "No method is better than original beyond chance at 16 training lengths (32768 tokens): "
+        "original answers 50 % (40–60) of the questions about lines, ntk:16 58 % (48–68)."
     ]
 
 

@@ -94,7 +94,7 @@ def conclusion(summary: Any) -> list[str]:
     task = f"of the questions about {first['task']}"
     if better_method(summary) is None:
         return [
-            f"No method is better than {first.name} at {where} beyond chance: it answers "
+            f"No method is better than {first.name} beyond chance at {where}: {first.name} answers "
             f"{percent(first)} {task}, {best.name} {percent(best)}."
         ]
     points = with_half_width(100 * best["gain"], 100 * best["gain_half_width"], 0)

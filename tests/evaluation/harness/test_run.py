@@ -171,7 +171,7 @@ def test_data_that_cannot_be_reached_are_named(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("jieba", reason="LongBench needs pip install 'lm_eval[longbench]'")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     search_tasks_in(THEIRS, monkeypatch)
-    with pytest.raises(OSError, match="^Couldn't reach 'Xnhyacinth/LongBench'"):
+    with pytest.raises(OSError, match=r"^Couldn't reach 'Xnhyacinth/LongBench'"):
         harness.main(["--model", "ntk_alibi", "--tasks", "longbench_trec"])
 
 

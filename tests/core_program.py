@@ -193,7 +193,6 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "alibi_exponents(rule)": (lambda x: _core.alibi_exponents(8, x), press),
     "select_isa": (lambda x: _core.select_isa(x), _core.active_isa()),
     "set_num_threads": (lambda x: _core.set_num_threads(x), 1),
-    "dropped_share": (lambda x: _core.dropped_share(x), 0.0),
 }  # fmt: skip
 
 WITHOUT_ARGUMENTS = {

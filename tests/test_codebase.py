@@ -30,7 +30,7 @@ PYTHON_LAYERS = [
     ["fused", "methods"],
     ["engines.vllm"],
     ["fused.tensors"],
-    ["fused.attention", "fused.prepared", "distributed"],  # these hand tensors to fused.tensors
+    ["fused.attention", "fused.prepared"],  # these hand tensors to fused.tensors
     ["fused.__init__", "inspection"],
     ["torch"],
     ["integrations"],
@@ -86,8 +86,8 @@ KEPT = {
 
 #: Public names that stand for no formula.
 WITHOUT_FORMULA = {
-    "Scaling", "__version__", "distributed", "export", "info", "patched",
-    "reference", "set_num_threads", "tp_plan", "unpatch",
+    "Scaling", "__version__", "export", "info", "patched", "reference",
+    "set_num_threads", "unpatch",
 }  # fmt: skip
 
 #: Lines of a file at most.
@@ -324,7 +324,6 @@ def test_without_optional_packages_one_sentence_says_what_to_install(tmp_path: P
     ("name", "extra"),
     [
         ("AlibiAttention", "torch"),
-        ("distributed.attention", "torch"),
         *((name, "transformers") for name in ("patch", "export", "GrowingCache", "models.load()")),
     ],
 )

@@ -33,7 +33,6 @@ precision reference scaling_from_config segment_ids_from_cu_seqlens set_num_thre
 #: Names of other modules, by their documented paths.
 PATHS = {
     "ntk_alibi.biases": ("BiasObject", "KernelBias", "parameter"),
-    "ntk_alibi.distributed": ("attention",),
     "ntk_alibi.evaluation": (
         "Plan", "Summary", "evaluate", "parse_method", "read_summary", "score_lines",
         "score_topics",
@@ -122,11 +121,6 @@ attention(query, key, value, bias=None, *, causal=True, window=None, causal_bloc
     key_padding_mask=None, query_positions=None, key_positions=None, align='end', segment_ids=None,
     query_segment_ids=None, scale=None, skip_tolerance=0.0, rotary=None, log_n=None, initial=None,
     key_norms=None, dropout=0.0, seed=None, return_logsumexp=False, return_stats=False)
-distributed.attention(query, key, value, bias=None, *, causal=True, window=None, causal_block=None,
-    sink=0, key_padding_mask=None, query_positions=None, key_positions=None, align='end',
-    segment_ids=None, query_segment_ids=None, scale=None, skip_tolerance=0.0, rotary=None,
-    log_n=None, initial=None, key_norms=None, dropout=0.0, seed=None, group=None, mesh=None,
-    return_logsumexp=False, return_stats=False)
 build_alibi_tensor(attention_mask, num_heads, dtype, scaling=None, *, anchor='first', out=None)
 info()
 log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,

@@ -358,9 +358,6 @@ void register_attention(py::module_& module) {
              py::arg("logsumexp_gradient"), py::arg("query_gradient"), py::arg("key_gradient"),
              py::arg("value_gradient"), py::arg("of_bias"), py::arg("dropout") = py::none());
   module.attr("keys_per_block") = keys_per_block;
-  module.attr("extra_score_roundings") = extra_score_roundings;
-  module.attr("exp2_and_sum_error") = exp2_and_sum_error;
-  module.def("dropped_share", &dropped_share, py::arg("skip_tolerance"));
   module.def("measure_key_norms", &bind_measure_key_norms, py::arg("key"), py::arg("known"),
              py::arg("norms").noconvert(), py::arg("centres").noconvert(),
              py::arg("scales") = py::none());

@@ -200,11 +200,6 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
     `check_shapes` and `floating_dtype` check the rest.
     """
     for name, given in (("query", query), ("key", key), ("value", value)):
-        if hasattr(given, "device_mesh"):
-            raise TypeError(
-                f"{name} must be a plain tensor, got a DTensor: ntk_alibi.distributed.attention "
-                f"takes DTensors sharded along the sequence; of others pass {name}.full_tensor()"
-            )
         attention_input(name, given)
         tensor = not isinstance(query, np.ndarray)
         if isinstance(given, np.ndarray) is tensor or given.dtype != query.dtype:

@@ -132,10 +132,7 @@ def merge(
 ) -> None: ...
 
 keys_per_block: int
-extra_score_roundings: float
-exp2_and_sum_error: float
 
-def dropped_share(skip_tolerance: float | None) -> float: ...
 def measure_key_norms(
     key: NDArray[Any],
     known: int,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -237,11 +236,3 @@ def test_sinks_and_exempt_tokens_that_contradict_are_refused(models: dict) -> No
         pytest.raises(ValueError, match="sink must be 0 or at least 3 with a bias"),
     ):
         run(models["bloom"], ids)
-
-
-def test_learned_biases_are_refused_where_ranks_have_some_heads() -> None:
-    model, _ = learned("falcon")
-    weight = model.transformer.h[0].self_attention.dense.weight
-    weight.device_mesh = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 0)
-    with pytest.raises(ValueError, match="scaling must be a bias object under tensor parallelism"):
-        run(model, ids)

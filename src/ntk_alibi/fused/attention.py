@@ -144,8 +144,8 @@ def attention(
 
     Raises:
         TypeError: an argument has the wrong type or dtype; NumPy arrays are float64 (use
-            `ntk_alibi.reference.attention`); a tensor is a DTensor (use
-            `ntk_alibi.distributed.attention`).
+            `ntk_alibi.reference.attention`); a tensor is a DTensor (pass
+            its `full_tensor()`).
         ValueError: an argument has the wrong shape or is out of range, or two arguments contradict
             each other; `QuantizedRows`, key_norms or return_stats with tensors that require grad;
             dropout of NumPy arrays without a seed.

@@ -45,7 +45,6 @@ FOREIGN_ARGUMENTS = {
     "softcap": "leave it out, because scores are not capped here",
     "softmax_scale": "pass scale",
     "window_size": "pass window, which counts the query itself: window_size[0] + 1",
-    **dict.fromkeys(("group", "mesh"), "call ntk_alibi.distributed.attention"),
 }
 
 

@@ -21,8 +21,9 @@ from torch import nn
 
 from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.config import ENTRY
 from ntk_alibi.integrations.overriding import replaced
-from ntk_alibi.integrations.settings import CONFIG_NAMES, Settings
+from ntk_alibi.integrations.settings import Settings
 
 #: Sizes of the small model, by the names that configurations have for them; others stay. The size
 #: of a head stays, too.
@@ -106,8 +107,7 @@ def small_config(config: Any) -> Any:
     """Return a configuration of the same kind with few heads, two layers and few tokens."""
     small = copy.deepcopy(config)
     small._attn_implementation = None
-    for name in CONFIG_NAMES:
-        vars(small).pop(name, None)
+    vars(small).pop(ENTRY, None)
     heads = config.num_attention_heads
     head_dim = config.hidden_size // heads
     for name, value in SIZES.items():

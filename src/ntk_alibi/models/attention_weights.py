@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import PatchHandle, families, patch
+from ntk_alibi.integrations import families, patch
 from ntk_alibi.integrations.overriding import in_evaluation
-from ntk_alibi.methods import Method, as_method, train_length_or_default
+from ntk_alibi.integrations.patching import keeping_patches
+from ntk_alibi.methods import ORIGINAL, Method, as_method, train_length_or_default
 
 #: Weights of one layer that a model may compute for a picture: 2 GiB in float32. The model needs
 #: several times as much memory.
@@ -146,12 +147,17 @@ def _named(methods: Any, model: Any) -> list[Method | None]:
         raise ValueError(f"methods must hold at least one, got {methods!r}")
     named = [as_method(method, train_length_or_default(model.config)) for method in several]
     for method in named:
-        _patched(model, method).undo()
+        with _patched(model, method):
+            pass
     return list(named)
 
 
-def _patched(model: Any, method: Method) -> PatchHandle:
-    return patch(model, method.scaling, attention="eager", log_n=method.log_n)
+@contextmanager
+def _patched(model: Any, method: Method) -> Iterator[None]:
+    """Patch a model for a time."""
+    scaling = ORIGINAL if method.scaling is None else method.scaling
+    with keeping_patches(model), patch(model, scaling, attention="eager", log_n=method.log_n):
+        yield
 
 
 def _check_size(tokens: int, heads: int) -> None:

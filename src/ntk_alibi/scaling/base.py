@@ -57,7 +57,7 @@ class Scaling(Protocol):
         ...
 
 
-def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
+def checked_scaling(value: Any, *, one_layer: bool = True, name: str = "scaling") -> Any:
     """Return a scaling after checking it, also by `check_one_layer` if one_layer is True."""
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
@@ -66,7 +66,7 @@ def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
         if isinstance(value, int | float) and 1 < value < 1e6:  # as a factor is
             advice = f': did you mean NTK({value:g}), or "ntk:{value:g}" of patch?'
         raise TypeError(
-            "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
+            f"{name} must be None or an object with a method scale_exponents(exponents, lengths) "
             f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"
         )
     if one_layer:

@@ -168,7 +168,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             return
         handle = patch(
             self.model,
-            method.scaling,
+            ORIGINAL if method.scaling is None else method.scaling,
             attention=self.attention,  # type: ignore[arg-type]
             log_n=method.log_n,
         )

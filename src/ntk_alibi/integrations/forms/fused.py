@@ -64,7 +64,8 @@ def attend(
     if prepared is None:
         if cache is not None and way is Way.CORE and is_recorded(key, value):
             way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
-        dropped = _dropout(forward_pass, query, dropout, seed) if dropout else None
+        columns = forward_pass.problem.shape[3]
+        dropped = checked_dropout(dropout, seed, query, columns) if dropout else None
         prepared = _prepare(layer, forward_pass, bias, query, scale, dropped, way)
     attend_now, keeps_norms = prepared
     kept = norms(layer.number) if keeps_norms and norms is not None else None
@@ -88,8 +89,8 @@ def gradients(
     The weights are computed again: the forward pass keeps nothing but its inputs.
     """
     parts = forward_pass.parts(forward_pass.bias_of(layer.number, layer.table, rows), None)
-    factors, tolerance = forward_pass.factors(None), 0.0
-    dropped, learns = _dropout(forward_pass, query, dropout, seed), rows is not None
+    factors, tolerance, learns = forward_pass.factors(None), 0.0, rows is not None
+    dropped = checked_dropout(dropout, seed, query, forward_pass.problem.shape[3])
     calls = [
         AttentionCall(
             query, key[:, :, part.keys], value[:, :, part.keys], part.bias, part.problem, Way.CORE,
@@ -114,13 +115,6 @@ def gradients(
         of_values[:, :, part.keys] += one.value
     table: Any = sum(cast(Any, one.table) for one in found) if learns else None
     return sum(one.query for one in found), of_keys, of_values, table
-
-
-def _dropout(forward_pass: Pass, query: Any, dropout: float, seed: int | None) -> Dropout | None:
-    """Return the dropout of the heads of this rank, or None."""
-    dropped = checked_dropout(dropout, seed, query, forward_pass.problem.shape[3])
-    heads = forward_pass.heads
-    return dropped if dropped is None or heads is None else dropped.cut(Cut(heads=heads))
 
 
 def _prepare(

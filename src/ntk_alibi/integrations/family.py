@@ -122,7 +122,7 @@ class Family:
             order of the layers before them.
         decoder: whether it is a decoder of transformers with slopes, for attention="traceable".
         masks_pairs: whether its models take masks of four dimensions, where columns count.
-        model_forward: model_forward(model, **arguments) is called in place of the model's own
+        model_forward: `model_forward(model, **arguments)` is called in place of the model's own
             forward.
         masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
 

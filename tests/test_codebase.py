@@ -362,7 +362,7 @@ def test_without_transformers_the_integrations_say_what_to_install(packages: tup
 @pytest.mark.parametrize(
     "package",
     "IPython argcomplete gguf jieba lm_eval nbformat nltk onnx onnxruntime onnxscript openvino "
-    "pytest_examples scipy selenium sphinx sqlitedict xllamacpp".split(),
+    "pytest_examples scipy sphinx sqlitedict xllamacpp".split(),
 )
 def test_all_packages_of_the_extra_test_all_are_there(package: str) -> None:
     """Where one is missing, tests would be skipped in silence."""

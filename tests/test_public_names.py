@@ -37,7 +37,7 @@ PATHS = {
         "Plan", "Summary", "evaluate", "parse_method", "read_summary", "score_lines",
         "score_topics",
     ),
-    "ntk_alibi.evaluation.report": ("html", "study_tables", "tuning_table"),
+    "ntk_alibi.evaluation.report": ("html", "study_tables"),
     "ntk_alibi.fused": (
         "AttentionGradients", "KeyNorms", "Stats", "attention", "attention_gradients", "merge",
     ),
@@ -54,9 +54,7 @@ PATHS = {
 }  # fmt: skip
 
 #: Subcommands of `ntk-alibi`.
-SUBCOMMANDS = (
-    "info", "slopes", "explore", "eval", "tune", "lm-eval", "export", "bench", "notebooks",
-)  # fmt: skip
+SUBCOMMANDS = ("info", "slopes", "eval", "lm-eval", "export", "bench", "notebooks")
 
 #: Parameters and defaults; paths are relative to `ntk_alibi`, and "..." is a function.
 SIGNATURES = """
@@ -144,9 +142,6 @@ plots.bias_by_distance(biases, longest=512, *, heads=None, length=None, side='be
 plots.bias_maps(bias, query_length=32, key_length=None, *, heads=None, quantity='bias', ax=None)
 plots.blocks(stats, *, batch=0, ax=None)
 plots.exact_positions(shares, ax=None)
-plots.explore(model, tokenizer, text, methods=('original', 'ntk:2', 'ntk:4', 'ntk:8',
-    'interpolation:2', 'interpolation:4', 'interpolation:8'), *, layers=None, heads=None,
-    cells=None)
 plots.extrapolation_curves(lengths, values, *, half_widths=None, train_length=None,
     quantity='nats per token', ax=None)
 plots.intervals(query_length, key_length=None, *, ax=None, **options)
@@ -240,7 +235,6 @@ evaluation.comparing.length_study.evaluate(model, tokenizer, plan, path, *, quie
     name='nano-bloom')
 evaluation.read_summary(path)
 evaluation.report.study_tables(summary)
-evaluation.report.tuning_table(tuning)
 evaluation.report.html(table)
 evaluation.score_lines(prediction, expected)
 evaluation.score_topics(prediction, topics)

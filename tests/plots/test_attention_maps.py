@@ -11,7 +11,7 @@ import transformers
 
 import ntk_alibi as na
 from ntk_alibi import plots
-from ntk_alibi.models import attention_weights
+from ntk_alibi.models.attention_weights import attention_weights
 from pictures import Letters, random_model, weights_of
 from small_models import MAKERS, make_model
 
@@ -72,8 +72,10 @@ def test_heads_and_methods_are_side_by_side() -> None:
 @pytest.mark.parametrize("family", MAKERS)
 def test_all_families_are_read(family: str) -> None:
     model = make_model(family)  # whose vocabulary has few tokens
-    read = attention_weights.request(model, Letters(), "cdefghijklmn", ["original", "ntk:4"])
-    values = read.read(16).values
+    most = {"most_maps": 256, "most_cells": 16}
+    values = attention_weights(
+        model, Letters(), "cdefghijklmn", ["original", "ntk:4"], **most
+    ).values
     assert values.shape[:2] == (2, model.config.num_hidden_layers)
     np.testing.assert_allclose(np.nansum(values, axis=-1), 1.0, rtol=1e-5)  # sums of 12 in float32
     assert (np.abs(values[0] - values[1]) > 1e-4).any()

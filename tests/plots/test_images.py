@@ -27,7 +27,7 @@ TOLERANCE = 3.0
 
 def test_every_picture_is_tested() -> None:
     drawn = set(PICTURES) - {"accuracy_curves_by_distance", "perplexity_curves"}
-    others = {"attention_maps", "explore", "study_figure", "style"}
+    others = {"attention_maps", "study_figure", "style"}
     assert drawn == set(plots.__all__) - others
 
 

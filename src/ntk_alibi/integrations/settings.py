@@ -96,7 +96,7 @@ def warn_of_another_train_length(scaling: Any, stated: int | None) -> None:
         warnings.warn(
             f"train_length of {scaling!r} is {given}, but the model's config has {stated}: leave "
             "it out to take the value of the config",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

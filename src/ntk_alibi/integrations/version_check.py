@@ -99,7 +99,7 @@ def check(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> 
     warnings.warn(
         f"{beyond} that the patches were tested with: a small random {type(model).__name__} was "
         f"compared with itself, patched, and is the same up to rounding ({what})",
-        stacklevel=6,
+        stacklevel=4,
     )
 
 

@@ -144,23 +144,13 @@ def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
 
 
 def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
-    """Return the command that repeats each cell, by method and then by "<task>/<length>"."""
+    """Return the commands that repeat the answers, by method and then by task."""
     return {
         method: {
-            f"{task}/{length}": harness.command_line(
+            task: harness.command_line(
                 name, method, plan.train_length, f"ntk_alibi_{task}", made_from
             )
-            for task, of_task in plan.tasks.items()
-            for length, made_from in _split_by_length(of_task).items()
+            for task, made_from in plan.tasks.items()
         }
         for method in plan.methods
     }
-
-
-def _split_by_length(made_from: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return, for each length, the metadata that makes only its records."""
-    parts = {length: {**made_from, "lengths": [length]} for length in made_from["lengths"]}
-    if isinstance(records := made_from.get("records"), tuple):
-        for length, count in zip(made_from["lengths"], records, strict=True):
-            parts[length]["records"] = count
-    return parts

@@ -203,7 +203,7 @@ class Attend:
         """Return the pass of a layer's tokens: the previous layer's pass, if they are the same."""
         tokens = mask
         if not isinstance(mask, Tokens):
-            if self.family.code is not None:
+            if self.patch.hands_over:
                 raise RuntimeError(
                     f"mask of {type(self.layer).__name__} must be the tokens that its patched "
                     f"model hands over, got {_checks.briefly(mask)}: call the model"

@@ -121,6 +121,8 @@ class Family:
         crossing: crossing(model) returns layers over the states of another model, in the
             order of the layers before them.
         decoder: whether it is a decoder of transformers with slopes, for attention="traceable".
+        makes_masks: makes_masks(model) returns whether the code of transformers computes with a mask,
+            whose result its layers then get in place of `Tokens`.
         masks_pairs: whether its models take masks of four dimensions, where columns count.
         model_forward: `model_forward(model, **arguments)` is called in place of the model's own
             forward.
@@ -162,6 +164,7 @@ class Family:
     tables: Callable[[Any], Sequence[Table]] | None = None
     crossing: Callable[[Any], list[nn.Module]] = _none
     decoder: bool = False
+    makes_masks: Callable[[Any], bool] = _nothing
     masks_pairs: bool = False
     model_forward: Callable[..., Any] | None = None
     masks_hidden: bool = False

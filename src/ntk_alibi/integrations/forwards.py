@@ -49,13 +49,18 @@ _running = threading.local()
 
 
 class Owners:
-    """The living patches to which a layer belongs; a copy of the layer belongs to none."""
+    """The living patches to which a layer belongs; a copy of the layer belongs to none.
 
-    def __init__(self) -> None:
+    Attributes:
+        place: the number of the layer, and whether it attends to other states.
+    """
+
+    def __init__(self, place: tuple[int, bool]) -> None:
+        self.place = place
         self._patches: list[Any] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Owners, ()
+        return Owners, (self.place,)
 
     def living(self) -> list[Any]:
         """Return the patches whose models live."""
@@ -90,7 +95,7 @@ def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     tokens = getattr(_running, "tokens", None)
     attend = None if tokens is None else tokens.patch.attends.get(layer)
     if attend is None:
-        attend = _attend_outside(layer, [*args, *kwargs.values()])
+        attend = _attend_of_another(layer, [tokens, *args, *kwargs.values()])
     if attend is None:
         return type(layer).forward(layer, *args, **kwargs)
     return attend.family.forward(attend, layer, *args, **kwargs)
@@ -109,24 +114,31 @@ def signature_without_types(model: nn.Module) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def _attend_outside(layer: nn.Module, values: Iterable[Any]) -> Any:
-    """Return the `Attend` of a layer that no running patched model calls, or None.
+def _attend_of_another(layer: nn.Module, values: Iterable[Any]) -> Any:
+    """Return the `Attend` of a layer that was not at its place when the patch began, or None.
 
-    A checkpointed layer runs again with its tokens, or, of remote code, in the backward pass alone.
+    A layer attends by the tokens of the model that runs, or by those among its arguments: it is a
+    copy in a patched model, or runs again. A checkpointed layer of remote code, which got a mask,
+    runs again in the backward pass alone.
     """
+    if OWNERS not in vars(layer):
+        return None
+    owners = vars(layer)[OWNERS]
     for value in values:
         if isinstance(value, Tokens) and value.patch is not None:
-            return value.patch.attends.get(layer)
-    owners = vars(layer)[OWNERS].living() if OWNERS in vars(layer) else []
-    if not owners:
-        return None
-    if len(owners) == 1 and torch._C._current_graph_task_id() != -1:
-        return owners[0].attends[layer]
-    raise RuntimeError(
-        f"layer must be called by its patched {type(owners[0].model).__name__} "
-        f"({owners[0]!r}), got a call of {type(layer).__name__} from elsewhere: undo that patch, "
-        "patch the model that calls it, too, or give it a copy of the layer"
-    )
+            attend = value.patch.attend_of(layer, owners.place)
+            if attend is not None:
+                return attend
+    living = owners.living()
+    if len(living) == 1 and torch._C._current_graph_task_id() != -1:
+        return living[0].attends[layer]
+    if living:
+        raise RuntimeError(
+            f"layer must be called by its patched {type(living[0].model).__name__} "
+            f"({living[0]!r}), got a call of {type(layer).__name__} from elsewhere: undo that "
+            "patch, patch the model that calls it, too, or give it a copy of the layer"
+        )
+    return None
 
 
 def _handed_over(patch: Any, given: dict[str, Any]) -> Tokens:
@@ -139,6 +151,7 @@ def _handed_over(patch: Any, given: dict[str, Any]) -> Tokens:
         _check(patch, given)
     if patch.settings.traceable:
         given["attention_mask"] = _without_booleans(mask, patch)
+    if not patch.hands_over:
         return tokens
     wanted = given.get("output_attentions")
     tokens.weights = bool(patch.model.config.output_attentions if wanted is None else wanted)
@@ -151,8 +164,8 @@ def _handed_over(patch: Any, given: dict[str, Any]) -> Tokens:
 
 def _check(patch: Any, given: dict[str, Any]) -> None:
     """Refuse arguments that a patched model of transformers does not read as they are meant."""
-    if patch.family.tables is not None:
-        _check_table(patch)
+    if patch.settings.traceable or patch.family.tables is not None:
+        _check_layers(patch)
     check_inputs(given)
     mask: Any = given.get("attention_mask")
     cache, inputs = cache_of(given), inputs_of(given)
@@ -184,12 +197,22 @@ def _check(patch: Any, given: dict[str, Any]) -> None:
         check_shape(mask, "attention_mask", sizes, capacity)
 
 
-def _check_table(patch: Any) -> None:
-    """Refuse a model that lost the layer whose table the others share."""
-    first = patch.family.layers(patch.model)[0]
-    attend = patch.attends.get(first)
-    owner = first if attend is None else attend.table.table.owner
-    if owner is not first and owner in patch.attends:
+def _check_layers(patch: Any) -> None:
+    """Refuse layers that took the place of others, and would attend without a bias.
+
+    Layers get tokens in all other models, which those without patch refuse.
+    """
+    layers = patch.family.layers(patch.model)
+    if patch.settings.traceable and any(OWNERS not in vars(layer) for layer in layers):
+        raise ValueError(
+            f"model must have the layers that it had at the patch, got a {patch.family.name} with "
+            "other ones: patch again after replacing layers"
+        )
+    if patch.family.tables is None:
+        return
+    attend = patch.attends.get(layers[0])
+    owner = layers[0] if attend is None else attend.table.table.owner
+    if owner is not layers[0] and owner in patch.attends:
         raise ValueError(
             f"model must have the layers that it had at the patch, got a {patch.family.name} "
             "without the first one, whose table of biases the others share: undo the patch"

@@ -47,7 +47,7 @@ def fits(attend: Any, query: Any, mask: Any, cache: Any, dropout: float, weights
             return False
     if isinstance(mask, Tokens):
         return not mask.weights and mask.forward_pass is None
-    return attend.family.code is None
+    return not attend.patch.hands_over
 
 
 def attend_in_graph(

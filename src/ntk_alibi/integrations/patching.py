@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -98,6 +98,24 @@ class Patch:
                 causal, ends = self.causal and not crosses, layer is layers[-1]
                 attend = attend_class(self, layer, number, causal, crosses, table, ends)
                 self.numbered[number, crosses] = self.attends.setdefault(layer, attend)
+
+    def attend_of(self, layer: nn.Module, place: tuple[int, bool]) -> Attend | None:
+        """Return the `Attend` of a layer that got this patch's tokens; None if there is no place.
+
+        Args:
+            layer: the layer, which may be a copy.
+            place: its number, and whether it attends to other states.
+        """
+        known = self.attends.get(layer)
+        if known is None and place in self.numbered:
+            known = replace(self.numbered[place], layer=layer)
+        return known
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the layers get `Tokens`, not masks."""
+        family, traceable = self.family, self.settings.traceable
+        return family.code is not None and not (traceable or family.makes_masks(self.model))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Let the layers of a copied model belong to the copy's patch."""
@@ -301,8 +319,8 @@ def _replacements(patch: Patch) -> list[Replacement]:
 
 def _own(patch: Patch) -> None:
     """Let the layers of a patch belong to it."""
-    for layer in patch.attends:
-        owners = vars(layer).setdefault(OWNERS, Owners())
+    for layer, attend in patch.attends.items():
+        owners = vars(layer).setdefault(OWNERS, Owners((attend.number, attend.crosses)))
         others = [x for x in owners.living() if x is not patch]
         owners.change([weakref.ref(x) for x in (*others, patch)])
 
@@ -313,11 +331,13 @@ def _take_back(patch: Patch) -> None:
         restore(*replacement)
     patch.replaced, patch.own_forward = [], None
     for layer in patch.attends:
-        owners = vars(layer).get(OWNERS, Owners())
+        if OWNERS not in vars(layer):
+            continue
+        owners = vars(layer)[OWNERS]
         others = [x for x in owners.living() if x is not patch]
         owners.change([weakref.ref(x) for x in others])
         if not others:
-            vars(layer).pop(OWNERS, None)
+            del vars(layer)[OWNERS]
             for value in list(vars(layer).values()):
                 if isinstance(value, partial) and value.func is layer_forward:
                     restore(layer, "forward", value, ())

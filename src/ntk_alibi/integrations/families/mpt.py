@@ -16,10 +16,12 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.integrations.tokens import Tokens
 
 
-def _no_tensor(*_: Any, **__: Any) -> None:
-    """Replace MptModel.build_mpt_alibi_tensor."""
+def _no_tensor(*_: Any, **__: Any) -> Tokens:
+    """Replace MptModel.build_mpt_alibi_tensor; a layer without a patch raises with what this is."""
+    return Tokens()
 
 
 def _forward(

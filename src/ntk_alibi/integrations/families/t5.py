@@ -106,6 +106,7 @@ def _attend(
         value = products[2](states).unflatten(2, of_head).transpose(1, 2)
         if kept is not None:
             kept[number] = True
+    option = others.get("output_attentions")
     context, weights = attend(
         query,
         key,
@@ -114,6 +115,7 @@ def _attend(
         cache=cache,
         scale=1.0,  # T5 scales nothing
         dropout=layer.dropout if layer.training else 0.0,
+        weights=bool(attend.patch.model.config.output_attentions if option is None else option),
     )
     output: torch.Tensor = products[3](context.transpose(1, 2).flatten(2))
     return output, weights
@@ -158,4 +160,4 @@ _register(
     forward=_umt5_forward,
     parameters=("hidden_states", "encoder_hidden_states", CACHE, "attention_mask"),
 )
-_register("SwitchTransformers")
+_register("SwitchTransformers", makes_masks=lambda stack: not _is_causal(stack))

@@ -124,7 +124,7 @@ class Family:
         makes_masks: makes_masks(model) returns whether transformers' code computes with the mask,
             so that its layers get a mask in place of `Tokens`.
         masks_pairs: whether its models take masks of four dimensions, where columns count.
-        model_forward: model_forward(model, **arguments) is called in place of the model's own
+        model_forward: `model_forward(model, **arguments)` is called in place of the model's own
             forward.
         masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
 

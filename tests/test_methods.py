@@ -28,15 +28,20 @@ KINDS = ("original", *STATIC, *DYNAMIC)
     [
         ("original", None),
         ("ntk:4", na.NTK(4.0)),
-        ("dynamic-ntk:2", na.DynamicNTK(2.0, 9)),
-        ("dynamic-interpolation:1", na.DynamicInterpolation(1.0, 9)),
+        ("dynamic-ntk", na.DynamicNTK(2.0, 9, per="query")),
+        ("dynamic-ntk:2", na.DynamicNTK(2.0, 9, per="query")),
         ("dynamic-ntk:2:query", na.DynamicNTK(2.0, 9, per="query")),
+        ("dynamic-ntk:1:sequence", na.DynamicNTK(1.0, 9, per="sequence")),
+        ("dynamic-interpolation", na.DynamicInterpolation(1.0, 9, per="query")),
         ("flat:8", na.FlatHeads(8.0)),
         ("flat:8:0.5", na.FlatHeads(8.0, 0.5)),
-        ("dynamic-flat:2", na.DynamicFlatHeads(2.0, 9)),
+        ("dynamic-flat", na.DynamicFlatHeads(2.0, 9)),
+        ("dynamic-flat:4:layers=1", na.DynamicFlatHeads(4.0, 9, layers=(1,))),
         ("dynamic-flat:2:0.5:sequence", na.DynamicFlatHeads(2.0, 9, 0.5, per="sequence")),
         ("max-bias:4", na.MaxBias(4.0)),
+        ("knee", na.Knee(4, 28.0)),
         ("knee:1024:28", na.Knee(1024, 28.0)),
+        ("dynamic-knee", na.DynamicKnee(4, 7.0, 9)),
         ("knee:1024:inf", na.Knee(1024, math.inf)),
     ],
 )
@@ -66,7 +71,7 @@ def variants(scaling: Any) -> Iterator[Any]:
 def test_the_name_of_a_scaling_is_taken_back(kind: str) -> None:
     for scaling in variants((STATIC | DYNAMIC)[kind]):
         name = method_name(scaling)
-        assert name.startswith(f"{kind}:")
+        assert name.partition(":")[0] == kind
         length = getattr(scaling, "train_length", None)
         assert parse_method(name, length).scaling == scaling
         assert method_name(parse_method(name, length).scaling) == name
@@ -114,13 +119,19 @@ def test_options_of_methods_say_what_they_know(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "knee:1024", "knee:1024:28:0.5", "knee:a:2", "flat:8:a", "flat:8:0.5:query", "flat:8:2",
+        "knee:1024:28:0.5", "knee:a:2", "flat:8:a", "flat:8:0.5:query", "flat:8:2",
         "max-bias:4:1", "dynamic-flat:2:x",
     ],
 )  # fmt: skip
 def test_wrong_numbers_and_options_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         parse_method(name, 9)
+
+
+def test_a_knee_starts_at_half_the_training_length() -> None:
+    assert parse_method("knee:5", None).scaling == na.Knee(5, 28.0)
+    with pytest.raises(ValueError, match="start in 'dynamic-knee' must be given"):
+        parse_method("dynamic-knee", None)
 
 
 def test_other_types_are_refused() -> None:

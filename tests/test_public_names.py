@@ -123,7 +123,7 @@ build_alibi_tensor(attention_mask, num_heads, dtype, scaling=None, *, anchor='fi
 info()
 log_n_scale(query_length, key_length, train_length, *, key_padding_mask=None,
     query_positions=None, key_positions=None, **mask)
-export(model, path, scaling=None, *, format=None, dtype=None, tokenizer=None, cache=True,
+export(model, path, method=None, *, format=None, dtype=None, tokenizer=None, cache=True,
     overwrite=False)
 merge(outputs, logsumexps, *, out=None)
 patched(model)
@@ -228,7 +228,7 @@ fused.gradients.AttentionGradients(query, key, value, left, right, dense, table=
 fused.gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,
     logsumexp_gradient=None, bias=None, *, bias_gradient=False, **options)
 evaluation.comparing.plan.Plan(train_length, methods=('original', 'interpolation:4', 'ntk:4',
-    'dynamic-ntk:2:query', 'dynamic-flat:2:query', 'dynamic-flat:2:query:logn=0.5'),
+    'dynamic-ntk:2', 'dynamic-flat', 'dynamic-flat:logn=0.5'),
     multiples=(1, 1.5, 2, 3, 4), line_records=8, line_questions=32, topic_records=12,
     topic_questions=5, prose_windows=8, seed=2026)
 evaluation.comparing.length_study.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=...,
@@ -240,7 +240,7 @@ evaluation.score_lines(prediction, expected)
 evaluation.score_topics(prediction, topics)
 evaluation.parse_method(name, train_length)
 evaluation.Plan(train_length, methods=('original', 'interpolation:4', 'ntk:4',
-    'dynamic-ntk:2:query', 'dynamic-flat:2:query', 'dynamic-flat:2:query:logn=0.5'),
+    'dynamic-ntk:2', 'dynamic-flat', 'dynamic-flat:logn=0.5'),
     multiples=(1, 1.5, 2, 3, 4), line_records=8, line_questions=32, topic_records=12,
     topic_questions=5, prose_windows=8, seed=2026)
 evaluation.evaluate(model, tokenizer, plan, path, *, quiet=False, wrap=..., name='nano-bloom')

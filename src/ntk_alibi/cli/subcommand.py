@@ -64,18 +64,18 @@ METHODS_HELP = f"""methods:
     FACTOR is 2 x text length / training length; interpolation 1 x; knee 7 x, and START half of \
 the training length
   {", ".join(map(kind_spelling, DYNAMIC))}:
-    the factor is RATE x text length / training length; RATE is 2, for dynamic-interpolation 1, \
-for dynamic-knee 7
+    the factor is RATE x text length / training length, never below 1; RATE is 2, for \
+dynamic-interpolation 1, for dynamic-knee 7, if it is left out
   recommended: {ADVICE}
-  options follow after a colon: query for dynamic methods, recommended: the factor of a token \
-follows the length of its prefix, so generation with a cache equals a full pass (sequence, as \
-published, does not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
-  such as ntk:4, dynamic-ntk:2:query, dynamic-flat:2:query:logn=0.5, knee:1024:28"""
+  options follow after a colon: sequence, as published, for dynamic methods: all tokens have the \
+factor of the whole text, so generation with a cache differs from a full pass; a share of the \
+heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
+  such as ntk:4, dynamic-ntk:2, dynamic-flat:logn=0.5, knee:1024:28"""
 
 
 def method_completer(prefix: str, **_: Any) -> list[str]:
     """Return what a method's name may begin with, for completion in the shell."""
-    names = [ORIGINAL, *(f"{kind}:" for kind in (*STATIC, *DYNAMIC))]
+    names = [ORIGINAL, *DYNAMIC, *(f"{kind}:" for kind in (*STATIC, *DYNAMIC))]
     return [name for name in names if name.startswith(prefix)]
 
 

@@ -127,7 +127,7 @@ export(model, path, method=None, *, format=None, dtype=None, tokenizer=None, cac
     overwrite=False)
 merge(outputs, logsumexps, *, out=None)
 patched(model)
-patch(model, scaling=None, *, attention='fused', window=None, sink=0,
+patch(model, method=None, *, attention=None, window=None, sink=None,
     causal_block=None)
 scaling_from_config(config)
 segment_ids_from_cu_seqlens(cu_seqlens)
@@ -221,8 +221,8 @@ torch.alibi_attention.AlibiAttention(num_heads, embed_dim, slopes=None, *, bias=
     causal=False, scaling=None, num_kv_heads=None, window=None, align='end', dropout=0.0,
     generator=None)
 integrations.PatchHandle.undo()
-integrations.patch(model, scaling=None, *, attention='fused', window=None,
-    sink=0, causal_block=None)
+integrations.patch(model, method=None, *, attention=None, window=None,
+    sink=None, causal_block=None)
 fused.gradients.AttentionGradients(query, key, value, left, right, dense, table=None,
     table_begin=0, sums=None, first=None, far_left=None, far_right=None)
 fused.gradients.attention_gradients(query, key, value, output, logsumexp, output_gradient,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import itertools
 import math
 import os
 import subprocess
@@ -22,9 +21,7 @@ from fuzz.drawn.biases import FORGET_GATES as GATES
 from fuzz.drawn.biases import OVER_DISTANCE as OVER
 from fuzz.drawn.wrong_arguments import FUNCTIONS, Function
 from fuzz.kinds import KINDS
-from fuzz.kinds.arguments import LONGEST
 from fuzz.worker import prepare
-from fuzz.wrong_values import HOSTILE
 
 import ntk_alibi as na
 from ntk_alibi.biases import BiasObject
@@ -95,33 +92,6 @@ def test_every_public_bias_and_function_is_drawn() -> None:
     assert {"ALiBi", "T5"} <= biases <= {name.split("(")[0] for name in ANYWHERE | OVER | GATES}
     called = {function.name for function in FUNCTIONS}
     assert biases | {"attention", "merge", "alibi_slopes", "build_alibi_tensor"} <= called
-
-
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda x: x.name)
-def test_every_wrong_value_is_refused_with_the_name_of_its_argument(function: Function) -> None:
-    function.call(**function.right)
-    for argument, values in function.wrong.items():
-        names = "|".join((argument, *function.also.get(argument, ())))
-        for value in values:
-            with pytest.raises((TypeError, ValueError), match=rf"\b({names})\b"):
-                function.call(**function.right | {argument: value})
-
-
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda x: x.name)
-def test_hostile_values_are_taken_or_get_a_line(function: Function) -> None:
-    """Such as integers of 5,000 digits, and what describes itself in several lines."""
-    for argument, value in itertools.product(function.wrong, HOSTILE):
-        message = _message(function, argument, value)
-        assert message.isprintable()
-        assert len(message) <= LONGEST
-
-
-def _message(function: Function, argument: str, value: Any) -> str:
-    try:
-        function.call(**function.right | {argument: value})
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return ""
 
 
 def test_a_case_is_the_same_each_time() -> None:

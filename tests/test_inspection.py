@@ -15,8 +15,6 @@ import ntk_alibi as na
 from attention_checks import visible
 from ntk_alibi.inspection import bias_by_distance, receptive_field, visible_intervals, weights
 
-BIAS = na.ALiBi(2)
-
 #: A bias of float32 is off by at most half an ulp, and so is the distance that solves for it.
 ROUNDING = 2.0**-23
 
@@ -125,21 +123,3 @@ def test_intervals_cover_what_is_seen(options: dict[str, Any]) -> None:
     for query, first, last in visible_intervals(30, 40, **options):
         covered[query, first : last + 1] += 1
     np.testing.assert_array_equal(covered, mask_of(30, 40, options))
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: bias_by_distance(3, 4), TypeError, "bias must be an object with num_heads"),
-        (lambda: bias_by_distance(BIAS, 0), ValueError, "longest must be between 1"),
-        (lambda: bias_by_distance(BIAS, 4, side="left"), ValueError, "side must be one of"),
-        (lambda: receptive_field(BIAS, 1.0), ValueError, "share must be between 0 and 1"),
-        (lambda: receptive_field(BIAS, 0.0), ValueError, "share must be a finite number > 0"),
-        (lambda: receptive_field(BIAS, "1/e"), TypeError, "share must be a number"),
-        (lambda: weights(0), ValueError, "query_length must be between 1"),
-        (lambda: weights(4, window=0), ValueError, "window must be between 1"),
-    ],
-)
-def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()

@@ -177,39 +177,3 @@ def test_plots_draw_what_they_are_given() -> None:
     assert own is not figure
     figure.canvas.draw()
     plt.close(own)
-
-
-QUERY, KEY = np.ones((2, 4)), np.ones((5, 4))
-
-WRONG = [
-    (lambda: PRECISION.exact_fraction("int8", 5), TypeError, "dtype must be one of .* got int8"),
-    (lambda: PRECISION.exact_fraction("bf16", 5), TypeError, "dtype must be .* got 'bf16'"),
-    (lambda: PRECISION.exact_fraction("bfloat16", 0), ValueError, "window must be .* got 0"),
-    (lambda: PRECISION.collisions("bfloat16", -1), ValueError, "window must be .* got -1"),
-    (lambda: PRECISION.collisions("bfloat16", 8.5), TypeError, "window must be .* got 8.5"),
-    (lambda: PRECISION.last_positions("bfloat16", 9, 0), ValueError, "count must be .* got 0"),
-    (lambda: PRECISION.alibi_row(-1, 5, "float16", "relative"), ValueError, "slope .* got -1"),
-    (lambda: PRECISION.alibi_row(1, 0, "float16", "relative"), ValueError, "length .* got 0"),
-    (lambda: PRECISION.alibi_row(1, 5, "float16", "last"), ValueError, "form must .* got 'last'"),
-    (
-        lambda: PRECISION.softmax_error(KEY, QUERY, 1.0, "float16", "relative"),
-        ValueError,
-        r"query must have .* at most its length \(2, 4\), got \(5, 4\)",
-    ),
-    (
-        lambda: PRECISION.softmax_error(QUERY[0], KEY, 1.0, "float16", "relative"),
-        ValueError,
-        "query must have shape",
-    ),
-    (
-        lambda: PRECISION.rope_tables(8, 5, "float16", repaired=True),
-        ValueError,
-        "head_dim must be even for rotary positions, got 5",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "message"), WRONG)
-def test_bad_input_is_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()

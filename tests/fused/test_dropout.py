@@ -191,31 +191,6 @@ def test_least_share_and_none() -> None:
     assert not any(x.any() for x in (gradients.query, gradients.key, gradients.value))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"dropout": 0.1}, ValueError, "seed must be given with dropout of NumPy arrays"),
-        ({"dropout": 1.5}, ValueError, "dropout must be at most 1, got 1.5"),
-        ({"dropout": -0.1}, ValueError, "dropout must be a finite number >= 0, got -0.1"),
-        ({"dropout": True}, TypeError, "dropout must be a number, got True"),
-        ({"dropout": 0.1, "seed": 0.5}, TypeError, "seed must be an integer, got 0.5"),
-        ({"seed": -1}, ValueError, "seed must be between 0 and 18446744073709551615, got -1"),
-        ({"seed": 2**64}, ValueError, "seed must be between 0 and 18446744073709551615, got 1844"),
-    ],
-)
-def test_refusals(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        na.attention(*inputs(1, 1, 1, 4, 4, 8), **options)
-
-
-def test_gradients_need_the_seed() -> None:
-    torch = pytest.importorskip("torch")
-    tensors = [torch.from_numpy(x) for x in inputs(1, 1, 1, 4, 4, 8)]
-    output, log = na.attention(*tensors, dropout=0.5, return_logsumexp=True)
-    with pytest.raises(ValueError, match="seed must be given with dropout: the seed of the call"):
-        attention_gradients(*tensors, output, log, output, dropout=0.5)
-
-
 def test_seed_of_all_bits() -> None:
     """Each of 64 bits counts."""
     query = random(0, 1, 1, 40, 8)

@@ -398,3 +398,11 @@ def test_results_that_are_read_only_have_gradients() -> None:
     log_gradient.flags.writeable = False
     got = attention_gradients(QUERY, KEY, VALUE, *results, QUERY, log_gradient)
     assert np.isfinite(got.query).all()
+
+
+def test_float16_overflows_without_a_warning() -> None:
+    query = np.full((1, 1, 1, 1), 0.2, np.float16)
+    key = np.array([1, -1], np.float16).reshape(1, 1, 2, 1)
+    results = na.attention(query, key, key * 3e4, log_n=2, return_logsumexp=True)
+    got = attention_gradients(query, key, key * 3e4, *results, query, log_n=2, scale=400.0)
+    assert not np.isnan(got.query).any()

@@ -203,3 +203,13 @@ def test_blocks_of_all_runs_of_xpos_are_counted(monkeypatch: pytest.MonkeyPatch)
         _, of_run = na.attention(query[:, :, run], key[:, :, seen], value[:, :, seen], **options)
         visible_blocks += of_run.visible
     np.testing.assert_array_equal(stats.visible, visible_blocks)
+
+
+@pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
+def test_traced_xpos_refuses_positions_that_it_cannot_see() -> None:
+    def attend(x: torch.Tensor, at: torch.Tensor) -> Any:
+        return na.attention(x, x, x, rotary=na.XPOS(8), query_positions=at)
+
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="query_positions and key_positions must be None with XPOS"):
+        compiled(torch.ones(1, 2, 5, 8), torch.arange(5))

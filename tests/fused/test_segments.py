@@ -313,3 +313,26 @@ def test_nothing_to_attend(batch: int, queries: int, keys: int, double: bool) ->
     assert output.shape == arrays[0].shape
     for x, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
         assert torch.equal(gradient, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("of", [np.array, torch.tensor])
+def test_ids_of_cumulative_lengths(of: Any) -> None:
+    assert na.segment_ids_from_cu_seqlens(of([0, 2, 2, 5])).tolist() == [0, 0, 2, 2, 2]
+    assert na.segment_ids_from_cu_seqlens(of([0])).tolist() == []
+
+
+@pytest.mark.slow
+def test_a_trace_refuses_what_needs_the_ids() -> None:
+    torch.compiler.reset()
+    tensors = [torch.from_numpy(x) for x in inputs(2, 4, 2, 3, 5, 8)]
+    ids, other_ids = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 1, 1])
+    compiled = torch.compile(na.attention, fullgraph=True, backend="eager")
+    for given, options in (
+        (tensors, {"log_n": 8}),
+        (tensors, {"rotary": na.XPOS(8)}),
+        (tensors, {"query_segment_ids": other_ids}),
+        ([*tensors, na.KerplePower([1.0] * 4, [1.0] * 4)], {}),
+        ([x.double() for x in tensors], {}),
+    ):
+        with pytest.raises(Exception, match="segment_ids must"):
+            compiled(*given, segment_ids=ids, **options)

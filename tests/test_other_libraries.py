@@ -71,41 +71,6 @@ def test_other_slopes_have_no_number_in_ggml(heads: int, scaling: Any) -> None:
     assert ModelSlopes(heads).find_max_bias(scaling) is None
 
 
-def test_slopes_that_grow_with_distance_have_no_number_in_ggml() -> None:
-    class Turned:
-        def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
-            return -exponents
-
-    assert ModelSlopes(8).find_max_bias(Turned()) is None
-    assert ModelSlopes.for_falcon(8, 64).find_max_bias(None) is None
-
-
-@pytest.mark.parametrize("base", [0.0, -8.0, math.inf, math.nan, "8"])
-def test_a_max_bias_asks_for_a_positive_base(base: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="base must be"):
-        na.MaxBias(4.0).max_alibi_bias(8, base)
-
-
-@pytest.mark.parametrize("heads", [2, 8, 16, 64])
-def test_a_max_bias_gives_ntk_slopes_up_to_a_common_factor(heads: int) -> None:
-    slopes = ggml_slopes(heads, 8.0 + 2.0 * heads / (heads - 1))
-    divided = na.alibi_slopes(heads, na.NTK(4.0)) / 4.0 ** (1.0 / (heads - 1))
-    np.testing.assert_allclose(divided, slopes, rtol=1e-6)
-
-
-@pytest.mark.parametrize("heads", [0, -1, 1.5, "8"])
-def test_a_max_bias_asks_for_a_number_of_heads(heads: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="num_heads must be"):
-        na.MaxBias(4.0).max_alibi_bias(heads)
-
-
-@pytest.mark.parametrize("scaling", [na.Interpolation(2.0), na.NTK(4.0)], ids=str)
-def test_no_max_bias_gives_stretched_slopes(scaling: na.Scaling) -> None:
-    slopes = np.log2(na.alibi_slopes(8, scaling).astype(np.float64))
-    implied = -slopes / np.arange(1, 9) * 8  # the max_bias that each head implies
-    assert implied.max() - implied.min() > 0.5
-
-
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 9), (4, 9)])
 def test_flash_attention_and_vllm_mean_the_same_bias(queries: int, keys: int) -> None:
     slopes = na.alibi_slopes(4, na.NTK(2.0))

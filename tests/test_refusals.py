@@ -1,34 +1,29 @@
 """Wrong arguments: an error is one line, which begins with the argument's name and says what came.
 
 `FUNCTIONS` has the values that are wrong for one argument of a public function, whatever the others
-are; `REFUSED` has those that contradict another argument, or that few functions take.
+are; `REFUSED` has those that contradict another argument, or that few functions take, and
+`tests/plots/test_refusals.py` those of pictures.
 `tests/test_advice.py` has the sentences that say what to do instead.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from fuzz.drawn.wrong_arguments import FUNCTIONS, Function
-from fuzz.kinds.arguments import LONGEST
 from fuzz.wrong_values import HOSTILE
 
 import ntk_alibi as na
-from ntk_alibi import inspection, plots
+from ntk_alibi import inspection
 from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.fused.gradients import attention_gradients
 from ntk_alibi.torch import learned_bias
-from pictures import Letters, random_model, stats, summary
-
-Rows = list[tuple[str, type[Exception], dict[str, Any]]]
+from refusals import LONGEST, Rows, Table, cases, check_line
 
 HEADS, QUERIES, KEYS = 2, 3, 5
 QUERY, KEY = np.ones((1, HEADS, QUERIES, 8), np.float32), np.ones((1, HEADS, KEYS, 8), np.float32)
@@ -85,6 +80,8 @@ class Returns:
 
 
 ONE_OF_BOTH = np.ones((1, HEADS, 1), np.float32)
+SIDES = {"left": ONE_OF_BOTH, "right": ONE_OF_BOTH}
+FAR = {"far_left": ONE_OF_BOTH, "far_right": ONE_OF_BOTH}
 
 ATTENTION: Rows = [
     ("key", ValueError, {"query": TENSORS[0], "key": META[..., None, None]}),
@@ -144,6 +141,8 @@ ATTENTION: Rows = [
     ("kernel_bias", ValueError, {"bias": Foreign(left=ONE_OF_BOTH, table=ONE_OF_BOTH[0])}),
     ("slopes", ValueError, {"bias": Foreign(left=ONE_OF_BOTH[:, :1], right=ONE_OF_BOTH)}),
     ("sums", ValueError, {"bias": Foreign(sums=ONE_OF_BOTH)}),
+    ("knee", ValueError, {"bias": Foreign(**SIDES, **FAR, knee=-1)}),
+    ("slopes", ValueError, {"bias": Foreign(**SIDES, **FAR | {"far_right": ONE_OF_BOTH * INF})}),
     ("log_gates", ValueError, {"bias": na.ForgetGates(np.full((1, HEADS, KEYS), -INF))}),
     ("log_gates", ValueError, {"bias": na.ForgetGates(np.full((1, HEADS, KEYS), -1e9))}),
     ("query_positions", ValueError, {"bias": GATES, "query_positions": np.arange(QUERIES)}),
@@ -161,11 +160,8 @@ TAPED: Rows = [
 ]
 
 PATH = {"dtype": "bfloat16", "slope": 1.0, "length": 5, "form": "absolute"}
-VECTORS = {"query": KEY[0, 0, :2], "key": KEY[0, 0], "slope": 1.0, "dtype": "float16"}
 
-#: By name: a function, right arguments, and rows of the name that an error begins with, its class,
-#: and the arguments that are wrong.
-REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], Rows]] = {
+REFUSED: Table = {
     "attention": (na.attention, of(QUERY, KEY), ATTENTION),
     "attention, recorded": (na.attention, of(RECORDED, RECORDED), TAPED),
     "attention_gradients": (
@@ -199,6 +195,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], Rows]] = {
         ("numbers", TypeError, {"numbers": KEY}),
         ("scales", TypeError, {"scales": [1.0]}),
     ]),
+    "an index": (sliced, {}, [
+        ("an index of QuantizedRows", IndexError, {"index": (..., slice(1))}),
+    ]),
+    "MaxBias.max_alibi_bias": (na.MaxBias(4.0).max_alibi_bias, {"num_heads": 8}, [
+        ("num_heads", ValueError, {"num_heads": 0}),
+        ("base", ValueError, {"base": -8.0}),
+        ("base", TypeError, {"base": "8"}),
+    ]),
     "build_alibi_tensor": (
         na.build_alibi_tensor,
         {"attention_mask": np.ones((2, KEYS)), "num_heads": 4, "dtype": np.float32},
@@ -231,6 +235,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], Rows]] = {
     ]),
     "ALiBi.tensor": (na.ALiBi(4, na.DynamicNTK()).tensor, {"query_length": 2, "key_length": 2}, [
         ("dtype", TypeError, {"dtype": np.float64}),
+        ("out", TypeError, {"out": np.empty((1, 4, 2, 2), ">f4")}),
         ("lengths", ValueError, {"lengths": [3]}),
     ]),
     "tensor of learned parameters": (na.KerplePower(LEARNED, 1.0).tensor, {"query_length": 2}, [
@@ -300,103 +305,16 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], Rows]] = {
     "precision.last_positions": (na.precision.last_positions, {"dtype": "bfloat16", "window": 9}, [
         ("count", ValueError, {"count": 0}),
     ]),
-    "plots.slopes": (plots.slopes, {"num_heads": 4}, [
-        ("num_heads", ValueError, {"num_heads": 0}),
-        ("scaling", ValueError, {"scalings": KNEE}),
-        ("scaling", TypeError, {"scalings": na.NTK}),
-        ("ax", TypeError, {"ax": 3}),
-    ]),
-    "plots.receptive_field": (plots.receptive_field, {"biases": na.ALiBi(4)}, [
-        ("bias", TypeError, {"biases": 3}),
-        ("share", ValueError, {"shares": [2]}),
-        ("heads x longest", ValueError, {"biases": na.ALiBi(10_000)}),
-    ]),
-    "plots.bias_maps": (plots.bias_maps, {"bias": na.ALiBi(4)}, [
-        ("heads", ValueError, {"heads": [5]}),
-        ("heads", TypeError, {"heads": 3}),
-        ("quantity", ValueError, {"quantity": "x"}),
-        ("heads x query_length x key_length", ValueError, {"query_length": 20_000}),
-    ]),
-    "plots.mask": (plots.mask, {"query_length": 4}, [
-        ("window", ValueError, {"window": 0}),
-        ("query_length x key_length", ValueError, {"query_length": 5000}),
-    ]),
-    "plots.block_mask": (plots.block_mask, {"mask": np.ones((1, 2, 3, 4), bool)}, [
-        ("head", ValueError, {"head": 3}),
-        ("mask", ValueError, {"mask": np.ones((1, 2, 0, 4), bool)}),
-    ]),
-    "plots.blocks": (plots.blocks, {"stats": stats()}, [
-        ("batch", ValueError, {"batch": 1}),
-        ("stats", TypeError, {"stats": np.ones(3)}),
-    ]),
-    "plots.accuracy_curves": (plots.accuracy_curves, {"summary": summary(), "task": "lines"}, [
-        ("task", ValueError, {"task": "x"}),
-        ("summary", TypeError, {"summary": 3}),
-    ]),
-    "plots.extrapolation_curves": (plots.extrapolation_curves, {"lengths": [1, 2]}, [
-        ("values", ValueError, {"values": {"a": [1]}}),
-    ]),
-    "plots.exact_positions": (plots.exact_positions, {}, [
-        ("shares", TypeError, {"shares": 3}),
-        ("shares", TypeError, {"shares": {"a": 3}}),
-    ]),
-    "plots.rounded_positions": (plots.rounded_positions, {}, [
-        ("rounded", ValueError, {"rounded": {"a": ([1], [1, 2])}}),
-        ("rounded", TypeError, {"rounded": {"a": "b"}}),
-    ]),
-    "plots.alibi_rows": (plots.alibi_rows, {}, [
-        ("rows", ValueError, {"rows": {}}),
-        ("rows", TypeError, {"rows": {"a": 3}}),
-    ]),
-    "plots.attention_maps": (
-        plots.attention_maps,
-        {"model": random_model(), "tokenizer": Letters(), "text": "x"},
-        [
-            ("model", TypeError, {"model": "bloom"}),
-            ("model", TypeError, {"model": torch.nn.Linear(1, 1)}),
-            ("tokenizer", TypeError, {"tokenizer": None}),
-            ("text", TypeError, {"text": 3}),
-            ("text", ValueError, {"text": "x" * 11586}),
-            ("number of tokens of text", ValueError, {"text": ""}),
-            ("layers", TypeError, {"layers": []}),
-            ("layer", ValueError, {"layers": [2]}),
-            ("heads", TypeError, {"heads": 3}),
-            ("methods", TypeError, {"methods": "ntk:4"}),
-            ("a method", TypeError, {"methods": [4]}),
-            ("maps of methods x layers x heads", ValueError, {"methods": ["ntk:2"] * 65}),
-        ],
-    ),
 }  # fmt: skip
 
-EVERY = [
-    pytest.param(function, right | wrong, argument, error, id=f"{name}: {argument} {i}")
-    for name, (function, right, rows) in REFUSED.items()
-    for i, (argument, error, wrong) in enumerate(rows)
-]
 
-
-#: What came, or that nothing came, or that anything did.
-CAME = r"got | must (be None|be given|be contiguous|not)|is (missing|unknown)|use "
-
-
-def check_line(error: Exception, *names: str) -> None:
-    """Check that an error is a line that begins with a name and says what was expected and came."""
-    line = str(error)
-    assert re.match(rf"({'|'.join(map(re.escape, names))})\b", line), line
-    assert line.isprintable(), line
-    assert len(line) <= LONGEST, line
-    assert re.search(r" (must|is for) ", line), line
-    assert re.search(CAME, line), line
-
-
-@pytest.mark.parametrize(("function", "given", "argument", "error"), EVERY)
+@pytest.mark.parametrize(("function", "given", "argument", "error"), cases(REFUSED))
 def test_a_contradiction_is_refused(
-    function: Callable[..., Any], given: dict[str, Any], argument: str, error: type[Exception]
+    function: Any, given: dict[str, Any], argument: str, error: type[Exception]
 ) -> None:
     with pytest.raises(error) as caught:
         function(**given)
     check_line(caught.value, argument)
-    assert plt.get_fignums() == []
 
 
 def of_tensors(attention: Function) -> list[Function]:

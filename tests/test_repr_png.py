@@ -61,9 +61,3 @@ def test_a_notebook_shows_the_plain_form_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert na.NTK(4.0)._repr_png_() is None
-
-
-def test_jupyter_takes_it() -> None:
-    formatters = pytest.importorskip("IPython.core.formatters")
-    data, _ = formatters.DisplayFormatter().format(na.NTK(4.0))
-    assert data.keys() == {"image/png", "text/plain"}

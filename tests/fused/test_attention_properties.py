@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 import ntk_alibi as na
 from attention_calls import Call, calls
 from attention_checks import (
-    UNIT,
     check,
     check_against,
     each_isa,
@@ -28,23 +26,10 @@ from attention_checks import (
 )
 from ntk_alibi._backends import readable
 
-#: Kinds of positions that include positions of the queries.
-PLACED = ("unsorted", "repeats", "far", "queries only")
-
 
 def bounds(call: Call) -> Any:
     scale, tolerance = (call.options[name] for name in ("scale", "skip_tolerance"))
     return expected(call.query, call.key, call.value, call.dense_bias, scale, tolerance)
-
-
-def assert_near(first: Any, second: Any, *allowed: Any) -> None:
-    """Check that two results differ by at most the sums of their bounds."""
-    outputs, logs = zip(*(map(np.float64, result) for result in (first, second)), strict=True)
-    assert (np.abs(outputs[0] - outputs[1]) <= sum(a.output_error for a in allowed)).all()
-    none = np.isneginf(logs[0])
-    assert (np.isneginf(logs[1]) == none).all()
-    error = np.abs(logs[0][~none] - logs[1][~none])
-    assert (error <= sum(a.logsumexp_error for a in allowed)[~none]).all()
 
 
 @given(call=calls())
@@ -84,101 +69,7 @@ def test_tensors_of_any_strides_give_the_same_bits(call: Call) -> None:
         np.testing.assert_array_equal(mine.numpy(), theirs)
 
 
-@given(call=calls(dtypes=("float32",), standing=PLACED), seed=st.integers(0, 99))
-def test_the_order_of_keys_changes_nothing_beyond_rounding(call: Call, seed: int) -> None:
-    keys = call.key.shape[2]
-    order = np.random.default_rng(seed).permutation(keys)
-    options = dict(call.options)
-    options["key_positions"] = options.get("key_positions", np.arange(keys))[..., order]
-    if "key_padding_mask" in options:
-        options["key_padding_mask"] = options["key_padding_mask"][:, order]
-    bias = call.bias
-    if isinstance(bias, np.ndarray) and bias.ndim and bias.shape[-1] > 1:
-        bias = bias[..., order]
-    key, value = (x[:, :, order] for x in (call.key, call.value))
-    other = replace(call, key=key, value=value, bias=bias, options=options)
-    what = bounds(call)
-    for _ in each_isa():
-        assert_near(call.run(), other.run(), what, what)
-
-
-@given(
-    call=calls(dtypes=("float32",), standing=PLACED, counting=False),
-    cuts=st.lists(st.integers(0, 150), max_size=2),
-)
-def test_parts_of_the_keys_merge_to_the_whole(call: Call, cuts: list[int]) -> None:
-    keys = call.key.shape[2]
-    bounded = sorted([0, *(min(cut, keys) for cut in cuts), keys])
-    parts = [part_of(call, slice(*pair)) for pair in itertools.pairwise(bounded)]
-    whole, each = bounds(call), [bounds(part) for part in parts]
-    # Each part's errors times its share, then some roundings of the sum; merge is in float64.
-    logs = np.where(np.isneginf(whole.logsumexp), 0.0, whole.logsumexp)
-    shares = [np.exp(part.logsumexp - logs)[..., None] for part in each]
-    allowed = sum(
-        share * (part.output_error + 4 * part.logsumexp_error[..., None] * np.abs(part.output))
-        for share, part in zip(shares, each, strict=True)
-    )
-    allowed = allowed * (1 + 4 * max(part.logsumexp_error.max(initial=0.0) for part in each))
-    log_error = sum(part.logsumexp_error for part in each) + 2 * UNIT * np.abs(logs)
-    joined = whole._replace(
-        output_error=allowed + 2 * UNIT * np.abs(whole.output), logsumexp_error=log_error
-    )
-    for _ in each_isa():
-        merged = na.merge(*zip(*(part.run() for part in parts), strict=True))
-        check_against(joined, merged)
-
-
-def part_of(call: Call, some: slice) -> Call:
-    """Return the call over some of its keys."""
-    options = dict(call.options)
-    keys = np.arange(call.key.shape[2])
-    options["key_positions"] = options.get("key_positions", keys)[..., some]
-    if "key_padding_mask" in options:
-        options["key_padding_mask"] = options["key_padding_mask"][:, some]
-    bias = call.bias
-    if isinstance(bias, np.ndarray) and bias.ndim and bias.shape[-1] > 1:
-        bias = bias[..., some]
-    key, value, dense_bias = (
-        call.key[:, :, some],
-        call.value[:, :, some],
-        call.dense_bias[..., some],
-    )
-    return replace(
-        call,
-        key=key,
-        value=value,
-        seen=call.seen[..., some],
-        dense_bias=dense_bias,
-        bias=bias,
-        options=options,
-    )
-
-
-@given(call=calls(dtypes=("float32",)), seed=st.integers(0, 99))
-def test_a_constant_for_a_row_moves_only_its_logsumexp(call: Call, seed: int) -> None:
-    # Multiples of 2^-10 below 2^13: their sums are exact in float32.
-    values = np.round(1024 * np.where(np.isneginf(call.dense_bias), 0.0, call.dense_bias)) / 1024
-    constant = np.random.default_rng(seed).integers(-40000, 40000, (*values.shape[:3], 1)) / 1024
-    first, second = (
-        replace(call, bias=bias.astype(np.float32), dense_bias=np.where(call.seen, bias, -np.inf))
-        for bias in (values, values + constant)
-    )
-    allowed = bounds(first), bounds(second)
-    for _ in each_isa():
-        output, logsumexp = second.run()
-        assert_near(first.run(), (output, logsumexp - constant[..., 0]), *allowed)
-
-
 # --- keys hidden by dense values -----------------------------------------------------------------
-
-
-def test_a_row_that_numbers_hide_is_empty(isa: str) -> None:
-    query, key, value = inputs(1, 2, 2, 70, 70, 16)
-    bias = np.zeros((70, 70), np.float32)
-    bias[5] = -np.inf
-    output, log = na.attention(query, key, value, bias, causal=False, return_logsumexp=True)
-    assert np.isneginf(log[:, :, 5]).all()
-    assert (output[:, :, 5] == 0.0).all()
 
 
 def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:

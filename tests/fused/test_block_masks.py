@@ -333,23 +333,3 @@ def test_keys_that_are_all_far_have_exact_weights(side: str, queries: int) -> No
     )  # fmt: skip
     np.testing.assert_allclose(found[0], other[0], atol=2e-6)
     np.testing.assert_allclose(found[1], other[1], rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [(1, 1), (33, 64), (65, 129), (300, 301), (31, 1000)])
-@pytest.mark.parametrize("dim", [1, 15, 64, 80])
-@pytest.mark.parametrize("padded", [False, True])
-def test_grid(kind: str, lengths: tuple[int, int], dim: int, padded: bool) -> None:
-    queries, keys = lengths
-    arrays = inputs(2, 4, 2, queries, keys, dim)
-    mask = pair_mask(kind, (2, 4, queries, keys), 7)
-    real = np.arange(keys) >= np.array([[keys // 3], [0]])
-    options: dict[str, Any] = {"key_padding_mask": real} if padded else {}
-    seen = mask & real[:, None, None] if padded else mask
-    for _ in each_isa():
-        for layout in LAYOUTS:
-            given = laid_out_mask(mask, layout)
-            check(*arrays, dense(seen), attend(arrays, given, **options))
-        result, do, dl = run(arrays, BIAS, {"causal": False, "mask": mask, **options})
-        check_gradients(expected(arrays, dense(seen), do, dl), result)

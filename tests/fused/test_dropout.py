@@ -17,13 +17,9 @@ from attention_checks import (
     each_number_of_threads,
     inputs,
     masked_bias,
-    random,
 )
 from gradient_checks import check_gradients, expected, run
-from ntk_alibi import _core
-from ntk_alibi.fused.call import all_options, checked_call
-from ntk_alibi.fused.dropout import Dropout, checked_dropout
-from ntk_alibi.fused.forward import forward
+from ntk_alibi.fused.dropout import Dropout
 from ntk_alibi.fused.gradients import attention_gradients
 from ntk_alibi.masks import Cut
 
@@ -58,19 +54,6 @@ def test_random_numbers(isa: str) -> None:
     assert (whole.kept(shape) == kept).all()
     part = whole.cut(Cut(*(slice(begin, None) for begin in (1, 1, 33, 69))))
     assert (part.kept((1, 2, 7, 6)) == kept[1:, 1:, 33:, 69:]).all()
-
-
-def test_share_and_independence() -> None:
-    """Each weight is dropped with the probability asked for, regardless of its neighbours."""
-    kept = Dropout(19661, 7).kept((2, 4, 200, 300))
-    pairs = kept.size
-    assert abs(kept.mean() - 0.7) < 5 * np.sqrt(0.21 / pairs)
-    centred = kept - 0.7
-    for axis in range(4):
-        one, next_one = np.moveaxis(centred, axis, 0)[:-1], np.moveaxis(centred, axis, 0)[1:]
-        assert abs((one * next_one).mean()) < 5 * 0.21 / np.sqrt(one.size)
-    other = Dropout(19661, 8).kept((2, 4, 200, 300)) - 0.7
-    assert abs((centred * other).mean()) < 5 * 0.21 / np.sqrt(pairs)
 
 
 #: Batch, heads, heads of keys, queries, keys, head_dim: one block, tiles, a single query, more
@@ -134,40 +117,6 @@ def test_chunks_of_queries() -> None:
         np.testing.assert_allclose(part, whole[:, :, begin:end], rtol=0, atol=2e-6)
 
 
-def test_parts_of_a_call() -> None:
-    """Parts of the heads, queries and keys drop what the whole call drops."""
-    query, key, value = inputs(1, 4, 2, 50, 90, 16)
-    options = all_options({"causal": False, "skip_tolerance": None, "dropout": 0.5, "seed": 4})
-    call = checked_call(query, key, value, None, options)
-    whole, _, _ = forward(call)
-    heads, queries, keys = slice(2, 4), slice(11, 42), (slice(0, 37), slice(37, 90))
-    parts = [call.cut(Cut(heads=heads, queries=queries, keys=part)) for part in keys]
-    outputs, logs = zip(*(forward(part)[:2] for part in parts), strict=True)
-    joined, _ = na.merge(outputs, logs)
-    np.testing.assert_allclose(joined, whole[:, 2:4, queries], rtol=0, atol=2e-6)
-
-
-def test_rotation_with_runs() -> None:
-    """XPOS cuts the queries into runs, which see parts of the keys."""
-    arrays = inputs(1, 2, 2, 400, 400, 8)
-    xpos = na.XPOS(8, scale_base=16.0)
-    dropped = {"dropout": 0.5, "seed": 6}
-    output = na.attention(*arrays, None, rotary=xpos, window=90, **dropped)
-    kept = na.reference.dropout_factors((1, 2, 400, 400), **dropped)
-    # Values of one channel each show the weights of some keys.
-    plain = na.attention(*arrays[:2], np.ones_like(arrays[2]), None, rotary=xpos, window=90)
-    np.testing.assert_allclose(plain, 1.0, atol=1e-5)
-    for j in (5, 130, 399):
-        one = np.zeros_like(arrays[2])
-        one[:, :, j] = 1.0
-        weight, dropped_weight = (
-            na.attention(*arrays[:2], one, None, rotary=xpos, window=90, **x)[..., 0]
-            for x in ({}, dropped)
-        )
-        np.testing.assert_allclose(dropped_weight, weight * kept[..., j], rtol=1e-4, atol=1e-6)
-    assert np.isfinite(output).all()
-
-
 def test_dropped_values_do_not_count() -> None:
     """A value that is not finite stays with the queries that read it."""
     query, key, value = inputs(1, 1, 1, 100, 100, 16)
@@ -189,12 +138,3 @@ def test_least_share_and_none() -> None:
     assert not output.any()
     assert np.isfinite(log).all()
     assert not any(x.any() for x in (gradients.query, gradients.key, gradients.value))
-
-
-def test_seed_of_all_bits() -> None:
-    """Each of 64 bits counts."""
-    query = random(0, 1, 1, 40, 8)
-    seeds = [0, *(1 << bit for bit in range(64))]
-    kept = [checked_dropout(0.5, seed, query, 40).kept((1, 1, 40, 40)) for seed in seeds]  # type: ignore[union-attr]
-    assert len({values.tobytes() for values in kept}) == 65
-    assert _core.active_isa()

@@ -176,8 +176,3 @@ def test_tensors_and_threads() -> None:
     for _ in each_number_of_threads(1, 2):
         outputs.append(na.attention(query[:, :, :1], key, value, na.ALiBi(4)))
     assert torch.equal(*outputs)
-
-
-def test_they_need_a_quarter_of_the_memory_and_the_scales() -> None:
-    (rows,) = quantized(random(0, 1, 2, 50, 64))
-    assert (rows.numbers.nbytes + rows.scales.nbytes) / (4 * rows.numbers.size) < 0.27

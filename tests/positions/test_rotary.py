@@ -90,16 +90,6 @@ def test_xpos_over_many_centres_is_the_papers_sum() -> None:
         check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 140_000}])
-def test_xpos_over_many_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
-    arrays, rotary = inputs(1, 1, 1, 3, 200_000, 4), na.XPOS(4)
-    q, k = np.arange(199_997, 200_000), np.arange(200_000)
-    seen = visible(q, k, **options)
-    scores, scale = reference_scores(arrays, rotary, q, k, seen)
-    result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
-    check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
-
-
 def test_decayed_keys_count_with_a_score_of_zero() -> None:
     """Far keys are not hidden: their score is 0, so the output is the mean of the values."""
     rotary = na.XPOS(2)  # one pair, the fastest
@@ -190,27 +180,6 @@ def test_stretched_is_transformers(kind: str, scaling: Any) -> None:
     turned = na.RoPE(64).stretched(scaling(8.0)).rotate(ones, np.array([1]))[0, 0, 0]
     mine = np.arctan2(turned[1::2], turned[0::2])
     np.testing.assert_allclose(mine, theirs.numpy(), rtol=8 * UNIT)
-
-
-def test_ntk_leaves_the_fastest_pair_and_divides_the_slowest() -> None:
-    ones = np.tile([1.0, 0.0], 8)[None, None, None]
-    before, after = (
-        np.arctan2(x[1::2], x[0::2])
-        for x in (
-            rope.rotate(ones, np.array([1]))[0, 0, 0]
-            for rope in (na.RoPE(16), na.RoPE(16).stretched(na.NTK(4.0)))
-        )
-    )
-    np.testing.assert_allclose((before / after)[[0, -1]], [1.0, 4.0], rtol=1e-12)
-
-
-def test_keys_rotated_once_give_the_same_attention() -> None:
-    query, key, value = inputs(1, 2, 2, 3, 50, 16)
-    rope = na.RoPE(16)
-    kept = rope.rotate(key), value
-    moved = rope.rotate(query, np.arange(47, 50))
-    whole = na.attention(query, key, value, na.ALiBi(2), rotary=rope)
-    np.testing.assert_array_equal(na.attention(moved, *kept, na.ALiBi(2)), whole)
 
 
 @pytest.mark.parametrize("name", ROTARY)

@@ -37,11 +37,6 @@ def test_scalings_are_frozen() -> None:
             scaling.layers = (3,)
 
 
-def test_numeric_types_make_the_same_scaling() -> None:
-    assert na.NTK(4) == na.NTK(np.float32(4.0)) == na.NTK(factor=np.int64(4))
-    assert na.DynamicNTK(1, np.int64(2048)) == na.DynamicNTK(train_length=2048)
-
-
 def test_configs_in_the_manner_of_transformers() -> None:
     length = {"original_max_position_embeddings": 1024}
     for config, scaling in [
@@ -181,9 +176,3 @@ def test_max_bias_is_what_other_formats_store(heads: int) -> None:
     if heads == 8:
         theirs = -build_mpt_alibi_tensor(heads, 2, alibi_bias_max=number)[:, 0, 0].numpy()
         np.testing.assert_allclose(na.alibi_slopes(heads, scaling), theirs, rtol=1e-6)
-
-
-def test_an_infinite_factor_survives_json() -> None:
-    knee = na.Knee(np.int64(7), np.float32(np.inf))
-    assert knee == na.Knee(7, math.inf)
-    assert na.scaling_from_config(json.loads(json.dumps(knee.to_config()))) == knee

@@ -35,17 +35,6 @@ def test_learned_biases_start_as_alibi(name: str) -> None:
     np.testing.assert_allclose(first_bias(name, PLACE, 512), expected, rtol=3e-7, atol=1.01e-5)
 
 
-def test_kerple_log_starts_with_alibis_slope_and_is_as_near_as_its_docstring_says() -> None:
-    length = PLACE.train_length
-    bias = first_bias("kerple-log", PLACE, length + 1)
-    slopes = PLACE.slopes.double().numpy()
-    shares = bias[:, 1:] / (-slopes[:, None] * np.arange(1, length + 1))
-    # log(1 + x) / x is 1 - x / 2 + x^2 / 3 - ... at x = 1 / length
-    np.testing.assert_allclose(shares[:, 0], 1 - 1 / (2 * length), atol=1 / (3 * length**2) + 1e-6)
-    np.testing.assert_allclose(shares[:, length // 2 - 1], 0.81, atol=0.005)
-    np.testing.assert_allclose(shares[:, -1], np.log(2), rtol=1e-6)
-
-
 def test_the_authors_bam_starts_flat() -> None:
     assert np.all(first_bias("bam-flat", PLACE, 512) == -1.0)
     hidden = torch.zeros(1, 20, PLACE.hidden_size)
@@ -54,14 +43,6 @@ def test_the_authors_bam_starts_flat() -> None:
     rows = torch.arange(20)[:, None]
     assert torch.equal(bias, bias[:, :, :1].expand_as(bias))  # the same for all keys of a query
     torch.testing.assert_close(bias[0, 2:, 0], -(rows[2:, 0] + 1).log())
-
-
-def test_gates_depend_on_the_text_after_a_step() -> None:
-    gates: Any = SCHEMES["fox"](PLACE)
-    hidden = torch.randn(1, 9, PLACE.hidden_size)
-    assert gates.bias(hidden).log_gates.unique(dim=2).shape[2] == 1
-    gates.bias(hidden).log_gates[..., -1].sum().backward()
-    assert gates.bias.linear.weight.grad.abs().min() > 0
 
 
 def test_readings_apply_where_they_are_defined() -> None:
@@ -84,13 +65,6 @@ def test_readings_apply_where_they_are_defined() -> None:
     assert alibi["flat-log-n/4"] == AttentionView(
         scaling=na.FlatHeads(8.0, share=0.25), log_n=na.LogN(128, 0.5)
     )
-
-
-def test_slopes_reach_as_far_for_short_trainings() -> None:
-    for length in (128, 256, 1024):
-        slopes = LayerShape(8, 64, length).slopes
-        assert float(slopes.min()) * length == pytest.approx(4.0)
-        assert float(slopes.max()) == 0.5
 
 
 @pytest.mark.parametrize(

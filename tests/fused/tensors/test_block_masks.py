@@ -61,16 +61,6 @@ def test_other_derivatives() -> None:
     assert torch.autograd.gradcheck(f, sources, check_forward_ad=True)
 
 
-def test_gradients_of_gradients_in_float32() -> None:
-    sources, wide = tensors(grad=True), tensors(dtype=torch.float64, grad=True)
-    found = []
-    for x in (sources, wide):
-        first = torch.autograd.grad(attend(*x, mask=mask_of()).sin().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(sum(y.square().sum() for y in first), x))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
-
-
 def test_transforms() -> None:
     query, key, value = tensors()
     masks = torch.stack([mask_of(seed=i) for i in range(3)])

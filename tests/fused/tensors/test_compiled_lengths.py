@@ -140,23 +140,6 @@ def test_two_graphs_serve_all_lengths(name: str) -> None:
     assert graphs_after(*FORMS[name], LENGTHS, backend="aot_eager") <= 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        *QUICK,
-        "a knee",
-        "dynamic, padding",
-        "T5",
-        "RoPE",
-        "dropout",
-        "no bias, a scale of the shape",
-    ],
-)
-def test_told_that_sizes_change_torch_makes_one_graph(name: str) -> None:
-    assert graphs_after(*FORMS[name], LENGTHS[:3], backend="aot_eager", dynamic=True) == 1
-
-
 @pytest.mark.parametrize("name", QUICK)
 def test_lengths_0_and_1_have_graphs_of_their_own(name: str) -> None:
     assert graphs_after(*FORMS[name], (9, 1, 0, 12, 14), backend="eager") <= 4
@@ -166,26 +149,6 @@ def test_lengths_0_and_1_have_graphs_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("name", ["ALiBi", "mask", "T5"])
 def test_by_inductor(name: str) -> None:
     assert graphs_after(*FORMS[name], LENGTHS[:5]) <= 2
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_marked_lengths_stay_symbols(grad: bool) -> None:
-    torch.compiler.reset()
-    sources = inputs(12)
-    for x in sources:
-        x.requires_grad_(grad)
-        torch._dynamo.mark_dynamic(x, 0)
-        torch._dynamo.mark_dynamic(x, 2)
-    compiled = torch.compile(FORMS["ALiBi"][0], fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*sources), FORMS["ALiBi"][0](*sources))
-
-
-def test_a_compiled_vmap_counts_tokens() -> None:
-    torch.compiler.reset()
-    sources, attending = [x.detach() for x in inputs(9)], FORMS["dynamic"][0]
-    mapped = torch.compile(torch.vmap(attending), fullgraph=True, backend="eager")
-    results = mapped(*(x[None] for x in sources))
-    torch.testing.assert_close(results[0], attending(*sources))
 
 
 def test_a_mask_of_another_length_is_refused() -> None:

@@ -20,14 +20,6 @@ def tensors(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) 
     ]
 
 
-def gradients(result: Any, sources: list[Any]) -> list[torch.Tensor]:
-    output, logsumexp = result
-    generator = torch.Generator().manual_seed(1)
-    weights = torch.randn(output.shape, generator=generator).to(output.dtype)
-    some = torch.where(logsumexp.isinf(), 0.0, logsumexp)
-    return list(torch.autograd.grad((output * weights).sum() + some.sin().sum(), sources))
-
-
 def test_gradcheck_in_float64() -> None:
     query, key, value = (x.double().detach().requires_grad_() for x in tensors(1, 2, 5, 3))
     slopes = torch.rand(2, dtype=torch.float32)
@@ -51,35 +43,6 @@ def test_the_logsumexp_alone_has_gradients() -> None:
     for a, b in zip(mine[:2], theirs[:2], strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
     assert mine[2] is None or not mine[2].any()
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo's, of torch 2.9
-@pytest.mark.parametrize("scaling", [None, na.NTK(4.0), na.DynamicNTK(train_length=6)], ids=repr)
-def test_a_compiled_function_is_right_whether_torch_can_follow_it(scaling: Any) -> None:
-    bias = na.ALiBi(2, scaling)
-    function = lambda *x: na.attention(x[0] * 2, *x[1:], bias).tanh()  # noqa: E731
-    compiled = torch.compile(function, backend="eager")
-    for length in (5, 9, 12):
-        sources = tensors(1, 2, length, 8)
-        results = [compiled(*sources), function(*sources)]
-        torch.testing.assert_close(*results)
-        for mine, plain in zip(
-            *(torch.autograd.grad(x.sum(), sources) for x in results), strict=True
-        ):
-            torch.testing.assert_close(mine, plain)
-    torch.compiler.reset()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    sources = tensors(1, 4, 70, 32, dtype=dtype)
-    wide = [x.detach().double().requires_grad_() for x in sources]
-    bias = na.ALiBi(4)
-    mine = gradients(na.attention(*sources, bias, return_logsumexp=True), sources)
-    theirs = gradients(na.attention(*wide, bias, return_logsumexp=True), wide)
-    for a, b in zip(mine, theirs, strict=True):
-        assert a.dtype == dtype
-        assert (a.double() - b).abs().max() < 0.03 * b.abs().max()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -118,32 +81,6 @@ def test_own_slopes_may_require_grad_where_nothing_is_recorded() -> None:
         torch.testing.assert_close(na.attention(query, key, value, bias), recorded, rtol=0, atol=0)
 
 
-def test_exported() -> None:
-    class Attend(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.slopes = torch.nn.Parameter(torch.rand(4))
-
-        def forward(self, q: Any, k: Any, v: Any) -> Any:
-            return na.attention(q, k, v, na.ALiBi(4, slopes=self.slopes))
-
-    module, arguments = Attend(), tuple(tensors(1, 4, 20, 8, grad=False))
-    program = torch.export.export(module, arguments)
-    torch.testing.assert_close(program.module()(*arguments), module(*arguments))
-
-
-def test_autocast() -> None:
-    query, key, value = tensors(1, 4, 40, 16)
-    slopes = torch.rand(4).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        output = na.attention(query, key, value, na.ALiBi(4, slopes=slopes))
-    assert output.dtype == torch.bfloat16
-    output.float().sum().backward()
-    assert query.grad is not None
-    assert query.grad.dtype == torch.float32
-    assert slopes.grad is not None
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_vmap_is_a_loop(dtype: torch.dtype) -> None:
     query, key, value = (x.to(dtype) for x in tensors(1, 2, 9, 8, grad=False))
@@ -180,13 +117,6 @@ def test_by_chunks_equals_the_core() -> None:
     wide = na.attention(*(x.double() for x in sources), bias, key_padding_mask=mask)
     mine = na.attention(*sources, bias, key_padding_mask=mask)
     torch.testing.assert_close(mine.double(), wide, rtol=0, atol=5e-6)
-
-
-def test_parameters_are_tensors() -> None:
-    query, key, value = tensors(1, 2, 9, 8, grad=False)
-    output = na.attention(torch.nn.Parameter(query), key, value, na.ALiBi(2))
-    torch.testing.assert_close(output.detach(), na.attention(query, key, value, na.ALiBi(2)))
-    assert output.requires_grad
 
 
 @pytest.mark.parametrize("name", ["key", "output", "logsumexp", "logsumexp_gradient"])

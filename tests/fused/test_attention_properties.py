@@ -1,4 +1,7 @@
-"""Random calls of attention on every instruction set: the reference, and relations of calls."""
+"""Calls that the fuzzer draws: the reference judges its oracle, and bits are always the same.
+
+`tests/test_fuzz.py` compares the kernels with the oracle on every instruction set.
+"""
 
 from __future__ import annotations
 
@@ -8,68 +11,106 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fuzz.bounds import Bounds
+from fuzz.draw import Draw
+from fuzz.drawn.calls import Call, Wishes, drawn_call
+from fuzz.gradient_bounds import GradientBounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_calls import Call, calls
 from attention_checks import (
     check,
-    check_against,
     each_isa,
     each_number_of_threads,
-    expected,
     inputs,
     masked_bias,
     random,
 )
-from ntk_alibi._backends import readable
+
+SEEDS = st.integers(0, 2**32)
 
 
-def bounds(call: Call) -> Any:
-    scale, tolerance = (call.options[name] for name in ("scale", "skip_tolerance"))
-    return expected(call.query, call.key, call.value, call.dense_bias, scale, tolerance)
+def drawn(seed: int, **wishes: Any) -> Call:
+    return drawn_call(Draw("properties", seed), Wishes(wide=False, dropout=True, **wishes))
 
 
-@given(call=calls())
-@settings(max_examples=2 * settings.default.max_examples)
-def test_any_call_is_the_reference(call: Call) -> None:
-    what = bounds(call)
-    before = [x.tobytes() for x in (call.query, call.key, call.value)]
+@given(seed=SEEDS)
+def test_the_reference_sees_the_pairs_of_the_fuzzers_oracle(seed: int) -> None:
+    pairs = drawn(seed, cheaper=20.0).places.pairs
+    ids = {}
+    if pairs.segment_ids is not None:
+        ids = dict(zip(("query_segment_ids", "segment_ids"), pairs.segment_ids, strict=True))
+    seen = na.reference.visible(pairs.queries, pairs.keys, pairs.real, **vars(pairs.rule), **ids)
+    seen = seen[:, None] if pairs.mask is None else seen[:, None] & pairs.mask
+    np.testing.assert_array_equal(np.broadcast_to(seen, pairs.seen.shape), pairs.seen)
+
+
+@given(seed=SEEDS)
+def test_the_fuzzers_oracle_is_the_reference(seed: int) -> None:
+    """Rotations are in `tests/positions/test_rotary.py`; here their scores are part of the bias."""
+    draw = Draw("oracle", seed)
+    call = drawn(seed, poison=False, cheaper=3.0)
+    bounds, (query, key, value) = Bounds(call), call.exact
+    plain = call.rotation is None
+    arrays = (call.factor * query if plain else 0.0 * query), key, value
+    bias = bounds.bias if plain else bounds.bias + call.products.values
+    dropped = {name: x for name, x in call.options.items() if name in ("dropout", "seed")}
+    output, log = na.reference.attention(*arrays, bias, 1.0, **dropped)
+    size = np.abs(value).max(initial=1.0)
+    np.testing.assert_allclose(output, bounds.output.exact, rtol=1e-9, atol=1e-9 * size)
+    np.testing.assert_allclose(log, bounds.logsumexp.exact, rtol=1e-9, atol=1e-9)
+    do, dl = draw.normal(*output.shape), draw.normal(*log.shape)
+    of = GradientBounds(bounds, do, dl)
+    found = na.reference.attention_gradients(*arrays, bias, do, dl, 1.0, **dropped)
+    of_scores = found[3] * np.ones_like(of.of_scores)
+    size = np.abs(of_scores).max(initial=1.0)
+    np.testing.assert_allclose(of_scores, of.of_scores, rtol=1e-9, atol=1e-9 * size)
+
+
+@given(seed=SEEDS, threads=st.integers(2, 5))
+def test_the_same_bits_for_any_threads_and_strides(seed: int, threads: int) -> None:
+    call = drawn(seed)
+    plain = replace(call, arrays=tuple(map(contiguous, call.arrays)))
     for _ in each_isa():
-        output, logsumexp, stats = call.run(return_stats=True)
-        assert output.dtype == call.query.dtype
-        assert output.flags.c_contiguous
-        check_against(what, (output, logsumexp))
-        assert (stats.visited <= stats.visible).all()
-    assert [x.tobytes() for x in (call.query, call.key, call.value)] == before
+        results = [
+            bits(x.attend(return_logsumexp=True))
+            for _ in each_number_of_threads(1, threads)
+            for x in (call, plain)
+        ]
+        assert results.count(results[0]) == 4
 
 
-@given(call=calls(), threads=st.integers(1, 5))
-def test_the_same_bits_for_any_threads_and_strides(call: Call, threads: int) -> None:
-    plain = replace(call, **{x: np.array(getattr(call, x)) for x in ("query", "key", "value")})
+@given(seed=SEEDS, threads=st.integers(2, 5))
+@settings(max_examples=settings.default.max_examples // 4)
+def test_gradients_have_the_same_bits_for_any_threads(seed: int, threads: int) -> None:
+    call = drawn(seed, learned=True, poison=False, cheaper=3.0)
+    sources = [x.detach().requires_grad_() for x in call.arrays]
+    learned = [x.tensor for x in call.bias.parameters]
     for _ in each_isa():
-        one, several = ((call.run(), plain.run()) for _ in each_number_of_threads(1, threads))
-        for other in several:
-            for mine, theirs in zip(one[0], other, strict=True):
-                np.testing.assert_array_equal(mine, theirs)
+        one, other = (
+            bits(torch.autograd.grad(
+                replace(call, arrays=tuple(sources)).attend().float().square().sum(),
+                [*sources, *learned], materialize_grads=True,
+            ))
+            for _ in each_number_of_threads(1, threads)
+        )  # fmt: skip
+        assert one == other
 
 
-@given(
-    call=calls(dtypes=("float32", "float16"), layouts=("plain", "fused", "transposed", "spread"))
-)
-def test_tensors_of_any_strides_give_the_same_bits(call: Call) -> None:
-    arrays = (call.query, call.key, call.value)
-    tensors = dict(zip(("query", "key", "value"), map(torch.from_numpy, arrays), strict=True))
-    results = replace(call, **tensors).run()
-    for mine, theirs in zip(results, call.run(), strict=True):
-        assert isinstance(mine, torch.Tensor)
-        assert mine.is_contiguous()
-        np.testing.assert_array_equal(mine.numpy(), theirs)
+def contiguous(x: Any) -> Any:
+    return x.contiguous() if torch.is_tensor(x) else np.array(x)
 
 
-# --- keys hidden by dense values -----------------------------------------------------------------
+def bits(results: Any) -> list[bytes]:
+    return [
+        (x.detach().view(torch.uint8).numpy() if torch.is_tensor(x) else x).tobytes()
+        for x in results
+    ]
+
+
+# --- regressions ----------------------------------------------------------------------------------
 
 
 def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:
@@ -78,9 +119,6 @@ def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:
     bias[:, 7] = -np.inf
     key[:, :, 7] = value[:, :, 7] = np.nan
     assert np.isfinite(na.attention(query, key, value, bias, causal=False)).all()
-
-
-# --- regressions ----------------------------------------------------------------------------------
 
 
 def packed(values: NDArray[Any]) -> NDArray[Any]:
@@ -96,19 +134,6 @@ def test_fields_of_structured_arrays_are_what_they_hold(isa: str) -> None:
     expected = na.attention(*arrays)
     result = na.attention(*map(packed, arrays), key_positions=packed(positions))
     np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.parametrize("shift", [1, 2])
-def test_what_the_core_gets_is_aligned(shift: int) -> None:
-    values = random(0, 1, 2, 9, 16)
-    odd = np.zeros(values.nbytes + shift, np.uint8)[shift:].view(np.float32)
-    odd = odd.reshape(values.shape)
-    odd[:] = values
-    assert not odd.flags.aligned
-    assert readable(odd).flags.aligned
-    np.testing.assert_array_equal(readable(odd), values)
-    with pytest.raises(ValueError, match="out must be contiguous, aligned"):
-        na.ALiBi(2).tensor(9, 16, out=odd)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 40])

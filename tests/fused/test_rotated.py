@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from attention_calls import ROTARY
 from attention_checks import inputs, random
+from rotary_scores import ROTARY
 
 GATES = -np.random.default_rng(5).random((2, 4, 130))
 BIASES = {

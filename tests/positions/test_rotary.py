@@ -8,41 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fuzz.draw import Draw
+from fuzz.drawn.rotations import drawn_rotation
+from fuzz.oracle.products import Rotated
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ntk_alibi as na
-from attention_calls import ROTARY, Call, calls, masked, places, reference_scores
 from attention_checks import NUMPY, UNIT, check, expected, inputs, random, visible
 from ntk_alibi.fused.parts import LEAST_LOG_FACTOR
+from rotary_scores import ROTARY, products, reference_scores
 
 
-@st.composite
-def rotated_calls(draw: st.DrawFn) -> tuple[Call, Any, int | None]:
-    call = draw(calls())
-    dim = call.query.shape[3]
-    kinds = list(ROTARY) if call.options["causal"] else ["RoPE"]
-    kind = draw(st.sampled_from([None, *kinds])) if dim > 1 else None
-    log_n = draw(st.sampled_from((None, 2, 16, 100)))
-    if kind is None:
-        return call, None, log_n
-    channels = 2 * draw(st.integers(1, min(dim // 2, 8)))
-    layout = draw(st.sampled_from(("pairs", "halves")))
-    return call, ROTARY[kind](dim, layout=layout, rotary_dim=channels), log_n
-
-
-@given(drawn=rotated_calls())
-def test_any_call_with_rotary_and_log_n_is_the_reference(drawn: Any) -> None:
-    call, rotary, log_n = drawn
-    arrays = call.query, call.key, call.value
-    tolerance = call.options["skip_tolerance"]
-    seen = masked(call)
-    scores, scale = reference_scores(
-        arrays, rotary, *places(call), seen, log_n, call.options["scale"]
-    )
-    output, logsumexp, stats = call.run(rotary=rotary, log_n=log_n, return_stats=True)
-    check(*arrays, call.dense_bias, (output, logsumexp), scale, tolerance, scores=scores)
-    assert (stats.visited <= stats.visible).all()
+@given(seed=st.integers(0, 2**32))
+def test_the_fuzzers_rotations_are_the_papers(seed: int) -> None:
+    """`tests/test_fuzz.py` compares rotated attention with them on every instruction set."""
+    draw = Draw("rotations", seed)
+    dim = draw.integer(2, 40)
+    rotary, rotation = drawn_rotation(draw, dim, causal=True)
+    query, key = draw.normal(1, 2, 5, dim), draw.normal(1, 2, 9, dim)
+    q, k = np.arange(20, 25), np.arange(9) * 2
+    distance = (q[:, None] - k)[None, None].astype(np.float64)
+    found = Rotated(query, key, 1.0, rotation, distance)
+    error = np.abs(found.values - products(rotary, query, key, q, k))
+    assert (error <= 1e-12 * found.sizes + 1e-12)[0, 0, distance[0, 0] >= 0].all()
 
 
 @pytest.mark.parametrize("dtype", list(NUMPY))

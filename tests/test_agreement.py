@@ -14,13 +14,12 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from ntk_alibi import reference
 from ntk_alibi.fused.gradients import attention_gradients
 
 BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM = 3, 4, 2, 5, 7, 8
 RANDOM = np.random.default_rng(0)
 
-#: Changes an axis of an array by one entry, at its beginning or its end.
+#: Changes an axis of an array by one entry.
 Change = Callable[[Any, int], Any]
 
 
@@ -41,27 +40,10 @@ DENSE, PER_HEAD = floats(BATCH, HEADS, QUERIES, KEYS), abs(floats(HEADS)) + 0.5
 ROWS = na.QuantizedRows.of(KEY)
 
 
-def unchanged(array: Any, axis: int) -> Any:
-    del axis
-    return array
-
-
-def less(array: Any, axis: int, *, left: bool) -> Any:
-    return np.delete(array, 0 if left else -1, axis)
-
-
-def more(array: Any, axis: int, *, left: bool) -> Any:
-    return np.pad(
-        array,
-        [(int(i == axis and left), int(i == axis and not left)) for i in range(array.ndim)],
-        "edge",
-    )
-
-
+#: One entry less or more along an axis.
 CHANGES: dict[str, Change] = {
-    f"{name} at the {'left' if left else 'right'}": partial(change, left=left)
-    for name, change in (("less", less), ("more", more))
-    for left in (True, False)
+    "less": lambda array, axis: np.take(array, range(1, array.shape[axis]), axis),
+    "more": lambda array, axis: np.take(array, [0, *range(array.shape[axis])], axis),
 }
 
 
@@ -96,12 +78,11 @@ KINDS = {
     "float64": partial(of_tensors, dtype=torch.float64),
     "meta": partial(of_tensors, device="meta"),
     "mapped": partial(of_tensors, maps=True),
-    "mapped float64": partial(of_tensors, dtype=torch.float64, maps=True),
 }
 KIND = "arrays"
 
 #: Those that read no masks and positions. They read segment ids, or refuse them.
-UNREAD = ("meta", "mapped", "mapped float64")
+UNREAD = ("meta", "mapped")
 
 
 #: Arguments of attention, with a right value, its number of axes, what the error says, and options.
@@ -202,8 +183,12 @@ def into(change: Change, axis: int) -> Any:
     return na.merge([OUTPUT], [LOG], out=(change(OUTPUT, axis), LOG.copy()))
 
 
-pairs("initial output", 4, lambda c, i: attend(initial=(c(OUTPUT, i), LOG)), "output of initial")
-pairs("initial log", 3, lambda c, i: attend(initial=(OUTPUT, c(LOG, i))), "logsumexp of initial")
+pairs(
+    "initial output", 4, lambda c, i: attend(initial=(c(OUTPUT, i), LOG)), "initial's output must"
+)
+pairs(
+    "initial log", 3, lambda c, i: attend(initial=(OUTPUT, c(LOG, i))), "initial's logsumexp must"
+)
 pairs("norms and key", 4, norms, "key_norms must be of key's")
 pairs("parts", 4, lambda c, i: na.merge([OUTPUT, c(OUTPUT, i)], [LOG] * 2), "outputs must have")
 pairs("logs", 3, lambda c, i: na.merge([OUTPUT], [c(LOG, i)]), "logsumexps must have shape")
@@ -249,19 +234,11 @@ pair("rows", lambda c: na.QuantizedRows(ROWS.numbers, c(ROWS.scales, 2)), "scale
 pair("rotate", lambda c: na.RoPE(DIM).rotate(QUERY, c(AT_QUERIES, 1)), "positions must have shape")
 pairs("log_n_scale", 2, factors, "(key_padding_mask|query_positions) must have shape")
 
-# The reference has NumPy's refusals.
-NUMPYS, SIDES = "shape|size|dimension", SLOPES[:, :, 0]
-of_reference = reference.attention
-pair("reference, value", lambda c: of_reference(KEY, KEY, c(KEY, 2)), NUMPYS)
-pair("reference, mask", lambda c: of_reference(KEY, KEY, KEY, mask=c(MASK[:, :2, :1], 3)), NUMPYS)
-pair("reference, padding", lambda c: reference.visible(AT_KEYS, AT_KEYS, c(REAL, 1)), NUMPYS)
-pair("reference, slopes", lambda c: reference.build_alibi_tensor(REAL, c(SIDES, 0)), NUMPYS)
-
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_disagrees_by_one_is_refused(name: str) -> None:
     call, message = PAIRS[name]
-    call(unchanged)
+    call(lambda array, _: array)
     for change in CHANGES.values():
         with pytest.raises(ValueError, match=message):
             call(change)
@@ -287,15 +264,6 @@ def test_tensors_are_compared_in_every_way(
 ) -> None:
     monkeypatch.setitem(globals(), "KIND", kind)
     test_what_disagrees_by_one_is_refused(name)
-
-
-def test_norms_are_of_the_dtype_of_the_keys() -> None:
-    half = KEY.astype(np.float16)
-    norms = na.KeyNorms().update(KEY)
-    with pytest.raises(TypeError, match="key must be of float32 as before, got float16"):
-        norms.update(half)
-    with pytest.raises(TypeError, match="key_norms must be of key's dtype float16, got float32"):
-        attend(query=QUERY.astype(np.float16), key=half, value=half, key_norms=norms)
 
 
 @pytest.mark.parametrize("short", [(-1, 4), (-2, 3)])

@@ -83,19 +83,6 @@ def test_linear_bias(isa: str, shape: tuple[int, ...], dtype: str) -> None:
     check_gradients(expected(arrays, dense_bias, do, dl, **dropped), result)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_skipping_is_decided_before_dropout(isa: str, dtype: str) -> None:
-    """The logsumexp and the blocks that are read are those without dropout, to the last bit."""
-    arrays = inputs(1, 4, 4, 300, 900, 64, dtype=dtype)
-    options: dict[str, Any] = {"return_logsumexp": True, "return_stats": True}
-    _, log, stats = na.attention(*arrays, na.ALiBi(4), **options)
-    _, log_dropped, dropped = na.attention(*arrays, na.ALiBi(4), dropout=0.4, seed=9, **options)
-    assert (log == log_dropped).all()
-    assert stats.visited.sum() < stats.visible.sum()
-    for name in ("visited", "visible", "weighed"):
-        assert (getattr(stats, name) == getattr(dropped, name)).all()
-
-
 def test_threads_change_nothing() -> None:
     arrays = inputs(2, 4, 2, 130, 700, 32)
     results = []
@@ -138,3 +125,16 @@ def test_least_share_and_none() -> None:
     assert not output.any()
     assert np.isfinite(log).all()
     assert not any(x.any() for x in (gradients.query, gradients.key, gradients.value))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_skipping_is_decided_before_dropout(isa: str, dtype: str) -> None:
+    """The logsumexp and the blocks that are read are those without dropout, to the last bit."""
+    arrays = inputs(1, 4, 4, 300, 900, 64, dtype=dtype)
+    options: dict[str, Any] = {"return_logsumexp": True, "return_stats": True}
+    _, log, stats = na.attention(*arrays, na.ALiBi(4), **options)
+    _, log_dropped, dropped = na.attention(*arrays, na.ALiBi(4), dropout=0.4, seed=9, **options)
+    assert (log == log_dropped).all()
+    assert stats.visited.sum() < stats.visible.sum()
+    for name in ("visited", "visible", "weighed"):
+        assert (getattr(stats, name) == getattr(dropped, name)).all()

@@ -58,14 +58,6 @@ def test_rows_at_distant_positions_share_a_short_table() -> None:
     np.testing.assert_array_equal(got, na.attention(*arrays, na.DistanceTable(table)))
 
 
-def test_log_n_scale_takes_lists() -> None:
-    positions, mask = [3, 5, 6, 9], [[0, 1, 1, 1]]
-    np.testing.assert_array_equal(
-        na.log_n_scale(3, 4, 2, key_positions=positions, key_padding_mask=mask),
-        na.log_n_scale(3, 4, 2, key_positions=np.array(positions), key_padding_mask=np.array(mask)),
-    )
-
-
 @pytest.mark.parametrize(
     "shape", [(0, 2, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0), (0, 2, 0, 0), (1, 0, 5, 5)]
 )

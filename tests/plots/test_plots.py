@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
@@ -23,7 +22,7 @@ from ntk_alibi import plots
 from ntk_alibi.methods import parse_method
 from ntk_alibi.plots.labels import labelled
 from ntk_alibi.plots.style import KINDS, THEMES, line_styles, theme_of
-from pictures import METHODS, PICTURES, luminance, summary
+from pictures import PICTURES, luminance, summary
 
 
 def test_the_theme_follows_the_axes() -> None:
@@ -121,15 +120,6 @@ def test_blocks_are_what_the_kernel_counted() -> None:
     np.testing.assert_allclose(tops, 100)
 
 
-def test_a_study_at_a_glance_has_one_legend() -> None:
-    with plots.style("dark"):
-        figure = plots.study_figure(summary())
-    assert len(figure.axes) == 3
-    assert all(axes.get_legend() is None for axes in figure.axes)
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == METHODS
-    assert to_rgb(figure.get_facecolor()) == to_rgb(THEMES["dark"].background)
-
-
 def test_a_backend_that_turns_interactive_mode_on_leaves_it_on(tmp_path: Path) -> None:
     backend = "from matplotlib.backends.backend_agg import *\nimport matplotlib\n"
     (tmp_path / "like_jupyter.py").write_text(backend + "matplotlib.interactive(True)\n")
@@ -167,12 +157,6 @@ def test_maps_of_long_texts_show_every_nth_query_and_key() -> None:
     map_of_head = shown[-1500:, :1500]
     expected = bias.tensor(3000, 3000)[0, 1][1::2, 1::2]
     np.testing.assert_array_equal(np.tril(map_of_head.filled(0)), np.tril(expected))
-
-
-def test_ticks_are_at_the_lengths_that_were_measured() -> None:
-    axes = plots.accuracy_curves(summary(), "lines")
-    assert axes.get_xticks().tolist() == [1.0, 2.0, 4.0]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "4"]
 
 
 def test_lines_are_told_apart_without_colours() -> None:

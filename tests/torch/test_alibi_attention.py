@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import multiprocessing
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import func, nn
+from torch import nn
 
 import ntk_alibi as na
 from attention_checks import UNIT
@@ -243,32 +242,6 @@ def test_copies_say_the_same(name: str) -> None:
             assert torch.equal(again(*inputs(), key_padding_mask=MASK), expected)
 
 
-class _Attended(torch.utils.data.Dataset[torch.Tensor]):
-    """A data set whose items a worker process computes by attention."""
-
-    def __init__(self, attention: na.AlibiAttention) -> None:
-        self.attention = attention
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        with torch.no_grad():
-            result: torch.Tensor = self.attention(*((index + 1) * x for x in inputs()))
-        return result
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
-def test_in_workers_of_a_data_loader() -> None:
-    dataset = _Attended(module("learned"))
-    expected = [dataset[i] for i in range(len(dataset))]
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_size=None, num_workers=2, multiprocessing_context="fork"
-    )
-    for mine, theirs in zip(loader, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
 @pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 @pytest.mark.parametrize("name", ["standard", *KINDS, "NTK"])
 def test_compiled_in_one_graph(name: str) -> None:
@@ -290,22 +263,6 @@ def test_dynamic_scalings_are_no_constants_of_a_graph() -> None:
         given = inputs()
         expected = attention(*given, key_padding_mask=mask)
         torch.testing.assert_close(compiled(*given, key_padding_mask=mask), expected)
-
-
-@pytest.mark.parametrize("slopes", [None, "learned", "two_sided"])
-def test_gradients_of_each_sample(slopes: Any) -> None:
-    layer, x = na.AlibiAttention(4, 32, slopes), torch.randn(2, 9, 32)
-    parameters = {name: value.detach() for name, value in layer.named_parameters()}
-
-    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
-        return func.functional_call(layer, parameters, (x[None],) * 3).sin().sum()
-
-    each = func.vmap(func.grad(loss), (None, 0))(parameters, x)
-    for i, one in enumerate(x):
-        layer.zero_grad()
-        layer(*[one[None]] * 3).sin().sum().backward()
-        for name, value in layer.named_parameters():
-            torch.testing.assert_close(each[name][i], value.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

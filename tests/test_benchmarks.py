@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ RUNS: dict[str, Callable[[], str]] = {
     "long memory": lambda: long_memory.run(1024),
     "gradient": lambda: gradient.run(1, lengths=(64,)),
     "models": lambda: models.run(1, 16, MODEL),
-    "whole models": lambda: models.run(1, 16, MODEL._replace(whole=True)),
+    "whole models": lambda: models.run(1, 16, replace(MODEL, whole=True)),
     "masks": lambda: masks.run(1, 128, 256),
     "compiled": lambda: compiled.run(1),
 }

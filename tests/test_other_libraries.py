@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import ntk_alibi as na
 from ntk_alibi.biases.slopes import ModelSlopes
@@ -81,35 +79,3 @@ def test_flash_attention_and_vllm_mean_the_same_bias(queries: int, keys: int) ->
     np.testing.assert_allclose(ours[:, causal], flash[:, causal], rtol=1e-6)
     newest = slopes[:, None] * (j - keys + 1)
     np.testing.assert_allclose(ours[:, -1], newest, rtol=1e-6)
-
-
-class LookAlike(nn.Module):
-    """Attention of a custom model, which adds a bias of all pairs to the scores or is fused."""
-
-    def __init__(self, heads: int, size: int, *, fused: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.heads, self.fused = heads, fused
-        self.pack, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
-
-    def forward(self, hidden: Any, mask: Any, scaling: Any) -> Any:
-        batch, length, size = hidden.shape
-        packed = self.pack(hidden).view(batch, length, 3, self.heads, size // self.heads)
-        query, key, value = packed.permute(2, 0, 3, 1, 4)
-        if self.fused:
-            bias = na.ALiBi(self.heads, scaling)
-            output = na.attention(query, key, value, bias, key_padding_mask=mask)
-        else:
-            bias = na.ALiBi(self.heads, scaling).tensor(length, length, torch.float32)
-            hidden_pairs = torch.ones(length, length).triu(1).bool() | ~mask[:, None, None].bool()
-            scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
-            output = scores.masked_fill(hidden_pairs, -torch.inf).softmax(-1) @ value
-        return self.out(output.transpose(1, 2).flatten(2))
-
-
-def test_a_model_of_another_make_takes_the_fused_attention() -> None:
-    hidden = torch.randn(2, 30, 40)
-    mask = (torch.arange(30) < torch.tensor([[30], [22]])).long()  # padding on the right
-    for scaling in (None, na.NTK(4.0)):
-        outputs = [LookAlike(10, 40, fused=fused)(hidden, mask, scaling) for fused in (True, False)]
-        torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)

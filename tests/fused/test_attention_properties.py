@@ -28,6 +28,7 @@ from attention_checks import (
     masked_bias,
     random,
 )
+from ntk_alibi.biases import BiasObject, KernelBias
 
 SEEDS = st.integers(0, 2**32)
 
@@ -128,12 +129,29 @@ def packed(values: NDArray[Any]) -> NDArray[Any]:
     return whole["number"]
 
 
+class SlopesOf(BiasObject):
+    """Slopes on both sides, without any check."""
+
+    def __init__(self, slopes: Any) -> None:
+        self.define(slopes=slopes, num_heads=len(slopes), sides="symmetric")
+
+    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
+        side = self.slopes[None, :, None]
+        return KernelBias(left=side, right=side)
+
+
 def test_fields_of_structured_arrays_are_what_they_hold(isa: str) -> None:
-    arrays = [*inputs(1, 2, 2, 9, 9, 16), random(3, 9, 9)]
-    positions = np.arange(9, dtype=np.int32)
-    expected = na.attention(*arrays)
-    result = na.attention(*map(packed, arrays), key_positions=packed(positions))
-    np.testing.assert_array_equal(result, expected)
+    """Strides of slopes were truncated to multiples of four bytes."""
+    arrays, positions = inputs(1, 2, 2, 9, 9, 16), np.arange(9, dtype=np.int32)
+    dense, slopes = random(3, 9, 9), np.float32([0.5, 0.25])
+    for make, values in ((np.asarray, dense), (SlopesOf, slopes)):
+        result, expected = (
+            na.attention(*map(f, arrays), make(f(values)), key_positions=f(positions))
+            for f in (packed, np.copy)
+        )
+        np.testing.assert_array_equal(result, expected)
+    none = arrays[0][:, :, :0]  # of which NumPy calls any strides aligned
+    assert not na.attention(arrays[0], none, none, packed(dense)[:, :0]).any()
 
 
 @pytest.mark.parametrize("queries", [1, 2, 40])

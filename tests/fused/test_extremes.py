@@ -283,26 +283,6 @@ def test_biases_beyond_float32_are_refused(make: Callable[[Any], Any], x: float)
             bias.tensor(6, 6)
 
 
-@pytest.mark.parametrize("queries", [1, 2, 5, 400])
-def test_no_keys_at_all(isa: str, queries: int) -> None:
-    """Before the first key no block is visited, in gradients neither."""
-    query = np.ones((1, 2, queries, 8), np.float32)
-    bias = na.ALiBi(2, sides="symmetric")
-    for key, mask in ((query[:, :, :0], None), (query[:, :, :1], np.zeros((1, 1)))):
-        output, logsumexp, stats = na.attention(
-            query, key, key, bias, causal=False, key_padding_mask=mask, return_logsumexp=True,
-            return_stats=True,
-        )  # fmt: skip
-        assert (output == 0.0).all()
-        assert np.isneginf(logsumexp).all()
-        assert stats.visited.sum() == stats.visible.sum() == 0
-        got = attention_gradients(
-            query, key, key, output, logsumexp, query, bias=bias, causal=False,
-            key_padding_mask=mask, bias_gradient=True,
-        )  # fmt: skip
-        assert not any(np.asarray(x).any() for x in (got.query, got.key, got.value, got.left))
-
-
 def test_an_exempt_token_that_is_padding(isa: str) -> None:
     """One of the two parts of the call has no key."""
     bias = na.ALiBi(2, sides="symmetric", exempt=1)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from studies.schemes.readings import views
 from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
 
 import ntk_alibi as na
@@ -43,28 +42,6 @@ def test_the_authors_bam_starts_flat() -> None:
     rows = torch.arange(20)[:, None]
     assert torch.equal(bias, bias[:, :, :1].expand_as(bias))  # the same for all keys of a query
     torch.testing.assert_close(bias[0, 2:, 0], -(rows[2:, 0] + 1).log())
-
-
-def test_readings_apply_where_they_are_defined() -> None:
-    names = {scheme: {key.partition("/")[0] for key in views(made, (1, 2), 64)}
-             for scheme, made in SCHEMES.items()}  # fmt: skip
-    everywhere = {"plain", "window"}
-    by_slopes = everywhere | {"log-n", "pi", "ntk", "flat", "knee", "flat-log-n"}
-    assert names["alibi"] == names["learned-slopes"] == by_slopes
-    assert names["rope"] == everywhere | {"log-n", "pi", "ntk"}
-    for scheme in ("kerple-power", "kerple-log", "bam", "bam-flat"):
-        assert names[scheme] == everywhere | {"log-n", "pi"}
-    assert names["bam-flat-ssmax"] == everywhere | {"pi"}  # it has a log n of its own
-    assert names["xpos"] == everywhere | {"log-n", "blocks"}
-    for scheme in ("none", "sandwich", "fox"):
-        assert names[scheme] == everywhere | {"log-n"}
-    alibi = views(SCHEMES["alibi"], (1, 4), 128)
-    assert [key for key in alibi if key.endswith("/1")] == ["plain/1"]
-    assert alibi["flat/4"] == AttentionView(scaling=na.FlatHeads(8.0, share=0.25))
-    assert alibi["knee/4"] == AttentionView(scaling=na.Knee(64, factor=28.0))
-    assert alibi["flat-log-n/4"] == AttentionView(
-        scaling=na.FlatHeads(8.0, share=0.25), log_n=na.LogN(128, 0.5)
-    )
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,6 @@ FORMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "ALiBi": (attend(), None),
     "a knee": (attend(na.ALiBi(HEADS, na.Knee(5, 4.0))), None),
     "dynamic": (attend(DYNAMIC), None),
-    "dynamic, padding": (
-        lambda q, k, v, m: na.attention(q, k, v, DYNAMIC, key_padding_mask=m), padding
-    ),
     "dynamic by query, a knee": (
         lambda q, k, v, m: na.attention(q, k, v, BY_QUERY, key_padding_mask=m), padding
     ),
@@ -66,11 +63,9 @@ FORMS: dict[str, tuple[Callable[..., Any], Any]] = {
     OF_SHAPE: (
         lambda q, k, v: na.attention(q, k, v, scale=q.shape[-1] ** -0.5), None
     ),
-    "grouped heads": (lambda q, k, v: na.attention(q, k[:, :2], v[:, :2], NTK), None),
     "more keys than queries": (
         lambda q, k, v: na.attention(q, torch.cat([v, k], 2), torch.cat([k, v], 2), NTK), None
     ),
-    "a parallel text": (attend(SYMMETRIC, causal=False, align="start"), None),
     "window and sinks": (attend(window=16, sink=2), None),
     "mask": (lambda q, k, v, m: na.attention(q, k, v, SYMMETRIC, causal=False, mask=m), pairs),
     "BlockMask": (
@@ -94,11 +89,7 @@ FORMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "RoPE": (attend(rotary=na.RoPE(HEAD_DIM)), None),
     "log n": (attend(log_n=16), None),
     "dropout": (attend(dropout=0.25, seed=3), None),
-    "two sets of keys": (
-        lambda q, k, v, log: na.attention(q, k, v, NTK, initial=(v, log)), rows
-    ),
     "merge": (lambda q, k, v, log: na.merge((q, k, v), (log, 2 * log, 3 * log))[0], rows),
-    "logsumexp": (lambda q, k, v: na.attention(q, k, v, NTK, return_logsumexp=True)[1], None),
 }  # fmt: skip
 
 QUICK = ("ALiBi", "table")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from benchmarks import (
     prefill,
     prefill_results,
     problems,
-    real,
     short,
 )
 from benchmarks.__main__ import main
@@ -190,17 +188,6 @@ def test_bloom_is_the_same_model_everywhere() -> None:
     )
     torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
     assert bloom.generate(bloom.make_model(1), 20, 3)().shape == (1, 23)
-
-
-def test_the_parts_of_a_checkpoint_become_its_folder(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "whole.zip", "w") as packed:
-        packed.writestr("model/config.json", "{}")
-    content = (tmp_path / "whole.zip").read_bytes()
-    parts = [tmp_path / f"part.zip.00{number}" for number in range(3)]
-    for number, part in enumerate(parts):
-        part.write_bytes(content[number * 50 : (number + 1) * 50 if number < 2 else None])
-    real.unpack(parts, tmp_path / "unpacked")
-    assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("name", models.PARTS["models"].names)

@@ -169,18 +169,6 @@ def test_with_few_queries_on_several_parts_of_the_keys(isa: str, kind: str, way:
         check_certificate(arrays, *ways(queries, keys)[way], dtype)
 
 
-@pytest.mark.parametrize("queries", [1, 20])
-@pytest.mark.parametrize("kind", adversaries(8, 8, 4))
-def test_with_kept_norms(isa: str, kind: str, queries: int) -> None:
-    arrays = adversaries(queries, 1000, 8)[kind]
-    norms = na.KeyNorms()
-    for length in (1, 500, 999, 1000):
-        norms.update(arrays[1][:, :, :length].astype(np.float32))
-    for way in ("causal", "both sides", "NTK"):
-        bias, options = ways(queries, 1000)[way]
-        check_certificate(arrays, bias, {**options, "key_norms": norms}, "float32")
-
-
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 17000), (60, 700)])
 @pytest.mark.parametrize("kind", adversaries(8, 8, 4))

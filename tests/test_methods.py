@@ -89,6 +89,11 @@ def test_parse_method_says_what_it_knows(name: str) -> None:
         parse_method(name, 100)
 
 
+def test_the_name_of_a_method_is_a_string() -> None:
+    with pytest.raises(TypeError, match="the name of a method must be a string, got 5"):
+        parse_method(5, 2048)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

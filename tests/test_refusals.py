@@ -1,9 +1,9 @@
 """Wrong arguments: an error is one line, which begins with the argument's name and says what came.
 
-`FUNCTIONS` has the values that are wrong for one argument of a public function, whatever the others
-are; `REFUSED` has those that contradict another argument, or that few functions take, and
-`tests/plots/test_refusals.py` those of pictures.
-`tests/test_advice.py` has the sentences that say what to do instead.
+`FUNCTIONS` has values that are wrong for one argument of a public function in any call. `REFUSED`
+has values that contradict another argument, or that few functions take, and
+`tests/plots/test_refusals.py` has those for pictures; `tests/test_advice.py` has the sentences that
+say what to do instead.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ REFUSED: Table = {
         ("key", ValueError, {"key": KEY[..., :4]}),
         ("key", TypeError, {"key": KEY.astype("f2")}),
     ]),
-    "QuantizedRows": (na.QuantizedRows, {"numbers": ROWS.numbers, "scales": ROWS.scales}, [
-        ("numbers", TypeError, {"numbers": KEY}),
+    "QuantizedRows": (na.QuantizedRows, vars(ROWS), [
+        ("numbers", TypeError, {"numbers": KEY}),  # codespell:ignore
         ("scales", TypeError, {"scales": [1.0]}),
     ]),
     "an index": (sliced, {}, [

@@ -132,25 +132,6 @@ def test_halves_of_own_slopes_mask_one_side_of_each_head() -> None:
     assert bias.tolist() == [[[0, -np.inf], [-1, 0]], [[0, -2], [-np.inf, 0]]]
 
 
-@pytest.mark.parametrize("per", ["sequence", "query"])
-def test_relative_bias_of_dynamic_scalings(per: Any) -> None:
-    scaling = na.DynamicNTK(1.0, 4, per=per)
-    lengths = np.array([9, 3])
-    ours = na.ALiBi(6, scaling).tensor(5, 9, lengths=lengths)
-    queries = 5 if per == "query" else 1
-    seen = [[length - (queries - 1 - i) for i in range(queries)] for length in lengths]
-    plain = na.reference.alibi_slopes(6)
-    slopes = np.array(
-        [
-            [na.reference.ntk_slopes(plain, na.reference.dynamic_factor(1.0, n, 4)) for n in row]
-            for row in seen
-        ]
-    ).transpose(0, 2, 1)
-    reference = na.reference.linear_bias(slopes, np.full(6, np.inf), 5, 9)
-    np.testing.assert_allclose(ours, reference, rtol=2 * RTOL, atol=0)
-    assert (na.ALiBi(6, scaling).tensor(5, 9)[0] == ours[0]).all()
-
-
 def test_distances_are_exact_far_away(isa: str) -> None:
     keys = 2**24 + 3
     row = na.ALiBi(1, slopes=np.ones(1, np.float32)).tensor(1, keys)[0, 0, 0]

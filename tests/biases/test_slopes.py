@@ -93,12 +93,6 @@ def test_ntk_keeps_the_steepest_divides_the_flattest_and_keeps_the_order(
     assert (scaled <= plain).all()
 
 
-@given(heads=st.integers(1, 300))
-def test_factor_one_changes_nothing(heads: int) -> None:
-    for scaling in (na.Interpolation(1.0), na.NTK(1.0)):
-        assert (na.alibi_slopes(heads, scaling) == na.alibi_slopes(heads)).all()
-
-
 def test_what_comes_in_decides_what_goes_out() -> None:
     assert isinstance(na.alibi_slopes(8), np.ndarray)
     lengths = torch.tensor([10, 5000])

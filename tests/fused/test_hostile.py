@@ -68,20 +68,15 @@ def test_no_rows_queries_keys_or_heads(shape: tuple[int, ...], dtype: torch.dtyp
     at, there = np.zeros((batch, queries), int), np.zeros((batch, keys), int)
     real = np.ones((batch, keys))
     every: list[dict[str, Any]] = [
-        {"query_positions": at},
         {"query_positions": at, "key_positions": there},
         {"query_positions": at, "rotary": na.XPOS(8)},
         {"query_positions": at, "log_n": 16, "key_padding_mask": real, "window": 3, "sink": 2},
-        {"log_n": 16, "key_padding_mask": real, "causal": False},
-        {"rotary": na.RoPE(8), "key_padding_mask": real},
+        {"rotary": na.RoPE(8), "key_padding_mask": real, "causal": False},
     ]
     biases: list[Any] = [None]
     if heads:
-        ones = np.ones(heads)
-        biases += [
-            na.ALiBi(heads, na.DynamicNTK(train_length=2048), sides="symmetric"),
-            na.BAM(ones, ones, ones),
-        ]
+        biases.append(na.ALiBi(heads, na.DynamicNTK(train_length=2048), sides="symmetric"))
+        biases.append(na.BAM(*np.ones((3, heads))))
     for options, bias in itertools.product(every, biases):
         if dtype is None:
             arrays = [x.astype(np.float32) for x in (query, key, key)]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import ntk_alibi as na
 
@@ -133,19 +132,6 @@ def test_the_flattest_heads_are_flattened_and_no_other(heads: int, share: float,
     ratio = plain / na.alibi_slopes(heads, na.FlatHeads(8.0, share))
     assert sorted(plain[ratio == 8.0]) == sorted(plain)[:flat]
     assert (ratio[ratio != 8.0] == 1.0).all()
-
-
-@pytest.mark.parametrize("heads", [1, 8, 12, 40])
-def test_max_bias_is_what_other_formats_store(heads: int) -> None:
-    """For 8 heads the slopes equal the slopes from MPT's function."""
-    scaling = na.MaxBias(4.0)
-    number = scaling.max_alibi_bias(heads)
-    plain = na.alibi_slopes(heads).astype(np.float64)
-    np.testing.assert_allclose(na.alibi_slopes(heads, scaling), plain ** (number / 8.0), rtol=1e-6)
-    assert na.alibi_slopes(heads, scaling).min() == pytest.approx(plain.min() / 4.0, rel=1e-6)
-    if heads == 8:
-        theirs = -build_mpt_alibi_tensor(heads, 2, alibi_bias_max=number)[:, 0, 0].numpy()
-        np.testing.assert_allclose(na.alibi_slopes(heads, scaling), theirs, rtol=1e-6)
 
 
 def test_scalings_are_frozen() -> None:

@@ -12,9 +12,6 @@ from studies.schemes.readings import views
 from studies.schemes.schemes import SCHEMES
 from studies.schemes.summary import by_seed, cpu_hours, differences, summarise
 
-from ntk_alibi.evaluation.report.markdown import section
-from repository import ROOT
-
 pytestmark = pytest.mark.slow  # of a program beside the package
 
 SETTING = {"muon_rate": 0.02, "first_weights_std": 0.06}
@@ -159,11 +156,6 @@ def test_models_of_different_recipes_are_not_mixed(study: Path, tmp_path: Path) 
         summarise(study)
     with pytest.raises(ValueError, match="has none"):
         summarise(tmp_path / "nothing")
-
-
-def test_the_page_has_a_place_for_every_section() -> None:
-    for name in tables.SECTIONS:
-        section(ROOT / "studies/results/schemes.md", name)
 
 
 def test_a_grid_that_is_not_finished_chooses_nothing(study: Path) -> None:

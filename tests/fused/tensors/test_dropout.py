@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -85,10 +84,6 @@ def test_module_drops_in_training() -> None:
     assert (module(x, x, x) == dropped).all()
     assert (dropped != plain).any()
     assert "dropout=0.5" in repr(module)
-    mean = torch.stack([module(x, x, x) for _ in range(400)]).mean(0)
-    spread = (dropped - plain).abs().max()
-    assert (mean - plain).abs().max() < 0.3 * spread
-    assert np.isfinite(mean.detach().numpy()).all()
 
 
 def gradients(output: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -12,6 +12,7 @@ import torch
 
 import ntk_alibi as na
 from attention_checks import inputs, random
+from ntk_alibi.fused.gradients import attention_gradients
 from rotary_scores import ROTARY
 
 GATES = -np.random.default_rng(5).random((2, 4, 130))
@@ -99,3 +100,37 @@ def test_traced_xpos_refuses_positions_that_it_cannot_see() -> None:
     compiled = torch.compile(attend, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="query_positions and key_positions must be None with XPOS"):
         compiled(torch.ones(1, 2, 5, 8), torch.arange(5))
+
+
+@pytest.mark.parametrize("kind", BIASES)
+def test_gradients_of_any_bias_are_summed_over_all_centres(kind: str) -> None:
+    """They are compared with the gradients of the same bias as a dense array."""
+    arrays, bias = inputs(2, 4, 2, 90, 130, 16), BIASES[kind]
+    values = np.zeros((1, 4, 90, 130)) if bias is None else bias.tensor(90, 130)
+    options: Any = {"rotary": ROTARY["XPOS of many centres"](16), "window": 70}
+    results = na.attention(*arrays, bias, return_logsumexp=True, **options)
+    given = (*arrays, *results, np.ones_like(results[0]), np.ones_like(results[1]))
+    found, whole = (
+        attention_gradients(*given, x, bias_gradient=True, **options)
+        for x in (bias, np.maximum(values, -1e4))
+    )
+    for name in ("query", "key", "value"):
+        np.testing.assert_allclose(
+            *(getattr(x, name) for x in (found, whole)), rtol=1e-4, atol=1e-4
+        )
+    pairs = np.asarray(whole.dense, np.float64)
+    d = np.arange(40, 130)[:, None] - np.arange(130)
+    if found.table is not None:
+        for i in range(found.table.shape[1]):
+            own = pairs[..., d == found.table_begin + i].sum(axis=(0, 2))
+            np.testing.assert_allclose(found.table[:, i], own, rtol=1e-4, atol=1e-4)
+    if found.sums is not None:
+        own = -pairs.sum(axis=2)
+        own[:, :, 40:] += pairs.sum(axis=3)
+        np.testing.assert_allclose(found.sums, own, rtol=1e-4, atol=1e-4)
+    if found.left is not None:
+        first = {"exempt": 3, "first": 1}.get(kind, 0)
+        own = -(pairs * d)[..., first:].sum(axis=3)
+        np.testing.assert_allclose(found.left, own, rtol=1e-4, atol=1e-3)
+    if found.first is not None:
+        np.testing.assert_allclose(found.first, -pairs[..., 0], rtol=1e-4, atol=1e-4)

@@ -240,7 +240,7 @@ def _check_four_axes(name: str, shape: tuple[int, ...]) -> None:
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = None) -> str:
     """Check that a floating dtype is allowed and return its name; `of` names its array."""
-    argument = "dtype" if of is None else f"dtype of {of}"
+    argument = "dtype" if of is None else f"{of}'s dtype"
     try:
         # NumPy takes an array for its dtype.
         name = "None" if value is None or _arrays.is_array(value) else _arrays.dtype_name(value)

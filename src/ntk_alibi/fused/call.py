@@ -267,7 +267,7 @@ def _checked_initial(initial: Any, query: Any, dtype: Any) -> Any:
         raise TypeError(
             f"initial must be a pair (output, logsumexp), got {_checks.briefly(initial)}"
         )
-    names = "the output of initial", "the logsumexp of initial"
+    names = "initial's output", "initial's logsumexp"
     for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
         if not backend_of(query).holds(array):
             raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")

@@ -193,7 +193,7 @@ def _layers(value: Any) -> tuple[int, ...]:
         raise TypeError(
             f"layers must be None or an iterable of layer indices, got {_checks.briefly(value)}"
         )
-    layers = {_checks.integer("a number in layers", layer, minimum=0) for layer in value}
+    layers = {_checks.integer(f"layers[{i}]", layer, minimum=0) for i, layer in enumerate(value)}
     if not layers:
         raise ValueError(f"layers must hold at least one layer index, got {_checks.briefly(value)}")
     return tuple(sorted(layers))

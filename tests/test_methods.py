@@ -122,7 +122,7 @@ def test_a_misspelled_option_gets_its_spelling(name: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "knee:1024", "knee:1024:28:0.5", "knee:a:2", "flat:8:a", "flat:8:0.5:query", "flat:8:2",
+        "knee:1024:28:0.5", "knee:a:2", "flat:8:a", "flat:8:0.5:query", "flat:8:2",
         "max-bias:4:1", "dynamic-flat:2:x", "flat:8:layers=a", "ntk:4:layers=1:layers=2",
         "dynamic-ntk:4:query:query", "ntk:4:logn=1:ssmax=1", "original:layers=1",
     ],

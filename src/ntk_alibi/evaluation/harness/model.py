@@ -145,12 +145,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self._token_spans = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_token_spans)
         self.train_length = train_length or train_length_or_default(self.config)
         self._patch: PatchHandle | None = None
-        entry = read_entry(self.config) if method is None else None
-        if entry is None:
-            self.stretch(as_method(method, self.train_length))
+        if method is None and read_entry(self.config) is not None:
+            self._patch = saved = patch(self.model)
+            self.method = Method(method_name(saved.scaling), saved.scaling, saved.log_n)
         else:
-            self._patch = handle = patch(self.model)
-            self.method = Method(method_name(handle.scaling), handle.scaling, handle.log_n)
+            self.stretch(as_method(method, self.train_length))
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:
@@ -178,14 +177,10 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         if now is not None and (now.scaling, now.log_n) == (method.scaling, method.log_n):
             self.method = method
             return
-        handle = patch(
-            self.model,
-            ORIGINAL if method.scaling is None else method.scaling,
-            attention=self.attention,  # type: ignore[arg-type]
-            log_n=method.log_n,
-        )
-        self.release()
-        self._patch, self.method = handle, method
+        form: Any = self.attention
+        scaling = ORIGINAL if method.scaling is None else method.scaling
+        self._patch = patch(self.model, scaling, attention=form, log_n=method.log_n)
+        self.method = method
 
     def release(self) -> None:
         """Undo the patch."""

@@ -69,10 +69,9 @@ class Method:
 def parse_method(name: str, train_length: int | None) -> Method:
     """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-flat".
 
-    The first number is the factor, or the rate of a dynamic method, which may be left out:
-    "dynamic-ntk" is "dynamic-ntk:2", "dynamic-interpolation:1" needs no 1 either. A knee has its start
-    before the factor, "knee:1024:28"; "knee" starts at half the training length. Options may
-    follow, in any order:
+    The first number is the factor, or the rate of a dynamic method. A recommended value may be left
+    out: "dynamic-flat" is "dynamic-flat:2". A knee has its start before the factor, "knee:1024:28";
+    "knee" starts at half the training length. Options may follow, in any order:
 
     - a number: the share of heads that "flat" and "dynamic-flat" stretch;
     - "query", the default, or "sequence" (as published): whose length a dynamic factor grows with;

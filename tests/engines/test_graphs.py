@@ -81,12 +81,12 @@ def test_a_graph_that_computes_something_else_is_an_error(cached: bool, wrong: f
         return logits, [torch.zeros(2, 2, mask.shape[1], 4) for _ in past]
 
     if wrong == 0.0:
-        assert "within 0.0e+00 of the patched model's, by X 1" in graph.checked(
+        assert "within 0.0e+00 of the patched model's, by X 1" in graph.compare(
             "X 1", call, "float32"
         )
         return
     with pytest.raises(RuntimeError, match="X 1 computes the exported graph otherwise than torch"):
-        graph.checked("X 1", call, "float32")
+        graph.compare("X 1", call, "float32")
 
 
 def test_lines_of_inputs() -> None:

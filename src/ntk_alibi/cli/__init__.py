@@ -68,5 +68,5 @@ def _parser(names: Collection[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in names:
-        import_module(f"ntk_alibi.cli.{COMMANDS[name]}").register(commands)
+        import_module(f"ntk_alibi.cli.{COMMANDS[name]}").add_command(commands)
     return parser

@@ -23,7 +23,7 @@ MATRIX_BYTES = 2**30
 DEFAULT = "ntk_alibi"
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     summary = "time attention with an ALiBi bias on this machine, beside NumPy and torch"
     example = "ntk-alibi bench --lengths 1024 8192 --method ntk:4"
@@ -114,14 +114,14 @@ def with_numpy(arrays: Any, dense: Any) -> Call:
     query, key, value = arrays
     scale = np.float32(query.shape[3] ** -0.5)
 
-    def attend() -> Any:
+    def call() -> Any:
         scores = scale * query @ key.swapaxes(2, 3)
         scores += dense
         scores -= scores.max(-1, keepdims=True)
         np.exp(scores, out=scores)
         return scores @ value / scores.sum(-1, keepdims=True)
 
-    return attend
+    return call
 
 
 def with_torch(arrays: Any, dense: Any) -> dict[str, Call]:

@@ -42,7 +42,7 @@ _COMPUTED = (
 )
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     parser = subcommand.add(
         commands,

@@ -11,7 +11,7 @@ from ntk_alibi.inspection.effects import slopes_at
 from ntk_alibi.scaling import scaling_per
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     summary = "print ALiBi's slopes, original or scaled"
     parser = subcommand.add(commands, "slopes", _run, summary, "ntk-alibi slopes 16 --method ntk:4")

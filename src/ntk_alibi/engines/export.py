@@ -198,7 +198,7 @@ def export(
         >>> exported.format, exported.dtype
         ('gguf', 'q8_0')
     """
-    name, kind, request = checked(
+    name, kind, request = make_request(
         model,
         path,
         method,
@@ -225,7 +225,7 @@ def export(
     return exported
 
 
-def checked(
+def make_request(
     model: nn.Module,
     path: str | os.PathLike[str],
     method: Any,
@@ -241,7 +241,7 @@ def checked(
 
     The model may lack its weights: a command checks its arguments before it loads them.
     """
-    name, kind = checked_target(path, format, overwrite)
+    name, kind = choose_format(path, format, overwrite)
     family, targets = families.found(model)
     if family is None or len(targets) != 1:
         raise ValueError(
@@ -275,7 +275,7 @@ def checked(
     return name, kind, request
 
 
-def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str, Format]:
+def choose_format(path: Any, format: str | None, overwrite: bool) -> tuple[str, Format]:
     """Return the name of the format and the format, after a check that it can go to a path.
 
     A path may tell the format by its end, such as bloom.gguf.

@@ -70,7 +70,7 @@ class Graph:
         """The inputs for keys and values, each with the output that continues it."""
         return dict(zip(list(self.inputs)[2:], list(self.outputs)[1:], strict=True))
 
-    def checked(self, engine: str, call: Call, dtype: str) -> str:
+    def compare(self, engine: str, call: Call, dtype: str) -> str:
         """Compare a written graph with the patched model, and describe the result in a sentence.
 
         Args:
@@ -128,7 +128,7 @@ def graph_format(
         return Written(
             lines(graph.inputs, graph.dtype),
             lines(graph.outputs, graph.dtype),
-            graph.checked(engine, call, request.dtype),
+            graph.compare(engine, call, request.dtype),
         )
 
     return Format(dtypes, True, check, write_folder, packages)

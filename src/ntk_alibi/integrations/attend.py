@@ -20,7 +20,10 @@ from ntk_alibi.integrations.passes.mask_values import check_tensor
 from ntk_alibi.integrations.tokens import Tokens, untraced
 
 #: The forms that attend by a pass, by the names that `patch` has for them.
-FORMS: dict[str, Callable[..., Any]] = {"fused": fused.attend, "eager": eager.attend}
+FORMS: dict[str, Callable[..., Any]] = {
+    "fused": fused.compute_output,
+    "eager": eager.compute_output_and_weights,
+}
 
 
 @dataclass(eq=False)
@@ -94,10 +97,10 @@ class Attend:
         if compiling and graph_operator.fits(self, query, mask, cache, dropout, weights):
             inputs = query, key, value, mask, cache, scale, dropout
             return graph_operator.attend_in_graph(self, *inputs), None
-        return self.attend(query, key, value, mask, cache, scale, weights, dropout)
+        return self.compute(query, key, value, mask, cache, scale, weights, dropout)
 
     @untraced
-    def attend(
+    def compute(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -110,7 +113,7 @@ class Attend:
         seed: int | None = None,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend as a call does, outside of a graph.
+        """Compute what a call returns, outside of a graph.
 
         `seed` is the seed of dropout, or None to draw one; `rows` are the rows of the layer's
         table, or None to read them.
@@ -131,8 +134,8 @@ class Attend:
                 f"query must have the {heads} heads that {type(self.layer).__name__} had at the "
                 f"patch, got {query.shape[1]}: patch again after changing heads"
             )
-        attend = FORMS[forward_pass.settings.attention]
-        output, formed = attend(
+        compute = FORMS[forward_pass.settings.attention]
+        output, formed = compute(
             self, forward_pass, query, key, value, cache, scale, dropout, seed, rows
         )
         return output.to(dtype) if own else output, formed
@@ -156,7 +159,7 @@ class Attend:
         forward_pass = self.pass_of(tokens, sizes, query.device, cache, False)
         key, value, _ = self.with_cached(forward_pass, key, value, cache)
         scale = query.shape[3] ** -0.5 if scale is None else scale
-        of_query, of_key, of_value, of_table = fused.gradients(
+        of_query, of_key, of_value, of_table = fused.compute_gradients_of_layer(
             self, forward_pass, query, key, value, scale, gradient, dropout, seed, rows
         )
         of_rows = None

@@ -25,7 +25,7 @@ _unused = itertools.count()
 _patches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def register(patch: Any, key: int | None = None) -> int:
+def key_for(patch: Any, key: int | None = None) -> int:
     """Return the key by which graphs find a patch: a new one, or that of the patch it replaces."""
     key = next(_unused) if key is None else key
     _patches[key] = patch
@@ -160,7 +160,7 @@ def _layer_attention(
         end: the number of tokens that the cache has seen with these, or None without a cache.
         rows: the rows of the layer's table, where autograd follows them, or None.
         seed: the seed of dropout, or None without.
-        patch: the key that `register` gave the patch.
+        patch: the key that `key_for` gave the patch.
         number: the number of the layer.
         crosses: whether it attends to other states.
         scale: the factor of the products, or None.
@@ -171,7 +171,7 @@ def _layer_attention(
     sizes = query.shape[0], query.shape[2], key.shape[2]
     tokens = attend.tokens_of(mask, sizes, query.device, cache)
     with torch.no_grad():
-        output: torch.Tensor = attend.attend(
+        output: torch.Tensor = attend.compute(
             query, key, value, tokens, cache, scale, False, dropout, *_constants(seed, rows)
         )[0]
     return output.contiguous(), torch.tensor(attend.patch.serial)

@@ -108,7 +108,7 @@ def returned(make: Any) -> Any:
     return make(None) if takes else make()
 
 
-def register(target: nn.Module, bias: Any) -> None:
+def hold_modules(target: nn.Module, bias: Any) -> None:
     """Make the modules of a bias a submodule of a model, on its device; None takes it away."""
     if NAME in dict(target.named_children()):
         delattr(target, NAME)

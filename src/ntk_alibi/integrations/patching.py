@@ -120,7 +120,7 @@ class Patch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Let the layers of a copied model belong to the copy's patch."""
         vars(self).update(state)
-        self.serial, self.key = next(_serials), graph_operator.register(self)
+        self.serial, self.key = next(_serials), graph_operator.key_for(self)
         _own(self)
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ def _swap(model: Any, new: Patch | None) -> None:
             old.family.rebuild(model, old.released)
     if new is not None:
         new.released = old.released if same and old else new.family.release(model)
-        new.key = graph_operator.register(new, old.key if old else None)
+        new.key = graph_operator.key_for(new, old.key if old else None)
         _install(new)
 
 
@@ -282,7 +282,7 @@ def _install(patch: Patch) -> None:
     """Replace the methods of a model and its layers; those of shared layers may be already."""
     model = patch.model
     setattr(model, PATCH, patch)
-    own_bias.register(model, patch.settings.bias)
+    own_bias.hold_modules(model, patch.settings.bias)
     for layer in patch.attends:
         if OWNERS not in vars(layer):
             override(layer, "forward", layer_forward)
@@ -341,7 +341,7 @@ def _take_back(patch: Patch) -> None:
             for value in list(vars(layer).values()):
                 if isinstance(value, partial) and value.func is layer_forward:
                     restore(layer, "forward", value, ())
-    own_bias.register(patch.model, None)
+    own_bias.hold_modules(patch.model, None)
     delattr(patch.model, PATCH)
 
 

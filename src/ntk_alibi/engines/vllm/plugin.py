@@ -52,11 +52,11 @@ def _check_before_vllm(config_class: Any) -> None:
         return
 
     @functools.wraps(stock)
-    def checked(self: Any) -> Any:
+    def check_both(self: Any) -> Any:
         check_configuration(self)
         return stock(self)
 
-    setattr(config_class, _METHOD, checked)
+    setattr(config_class, _METHOD, check_both)
 
 
 def check_configuration(vllm_config: Any) -> None:

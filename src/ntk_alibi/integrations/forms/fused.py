@@ -25,7 +25,7 @@ from ntk_alibi.masks import ALL, Cut
 Prepared = tuple[Callable[..., tuple[Any, Any]], bool]
 
 
-def attend(
+def compute_output(
     layer: Any,
     forward_pass: Pass,
     query: Any,
@@ -67,12 +67,12 @@ def attend(
         columns = forward_pass.problem.shape[3]
         dropped = checked_dropout(dropout, seed, query, columns) if dropout else None
         prepared = _prepare(layer, forward_pass, bias, query, scale, dropped, way)
-    attend_now, keeps_norms = prepared
+    compute, keeps_norms = prepared
     kept = norms(layer.number) if keeps_norms and norms is not None else None
-    return attend_now(query, key, value, norms=kept)[0], None
+    return compute(query, key, value, norms=kept)[0], None
 
 
-def gradients(
+def compute_gradients_of_layer(
     layer: Any,
     forward_pass: Pass,
     query: torch.Tensor,

@@ -17,7 +17,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.caches import Bounded
-from ntk_alibi.integrations.forms.eager import attend_densely
+from ntk_alibi.integrations.forms.eager import softmax_attention
 from ntk_alibi.integrations.passes.mask_values import HIDES
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import KneeShape, at_layer, split_knee
@@ -134,4 +134,4 @@ class TraceableAttend(Attend):
         bias, factors = layer_bias(seen)
         bias = bias if boolean else bias + mask
         bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
-        return attend_densely(query, key, value, bias, factors, scale, dropout)
+        return softmax_attention(query, key, value, bias, factors, scale, dropout)

@@ -12,10 +12,10 @@ namespace py = pybind11;
 namespace ntk_alibi {
 
 void register_attention(py::module_& module);
-void register_attention_bias(py::module_& module);
 void register_bias(py::module_& module);
 void register_dropout(py::module_& module);
 void register_merge(py::module_& module);
+void register_problem(py::module_& module);
 void register_runtime(py::module_& module);
 
 }  // namespace ntk_alibi

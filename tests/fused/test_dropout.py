@@ -23,7 +23,7 @@ from gradient_checks import check_gradients, expected, run
 from ntk_alibi import _core
 from ntk_alibi.fused.call import all_options, checked_call
 from ntk_alibi.fused.dropout import Dropout, checked_dropout
-from ntk_alibi.fused.forward import forward
+from ntk_alibi.fused.forward import compute_in_core
 from ntk_alibi.fused.gradients import attention_gradients
 from ntk_alibi.masks import Cut
 
@@ -139,10 +139,10 @@ def test_parts_of_a_call() -> None:
     query, key, value = inputs(1, 4, 2, 50, 90, 16)
     options = all_options({"causal": False, "skip_tolerance": None, "dropout": 0.5, "seed": 4})
     call = checked_call(query, key, value, None, options)
-    whole, _, _ = forward(call)
+    whole, _, _ = compute_in_core(call)
     heads, queries, keys = slice(2, 4), slice(11, 42), (slice(0, 37), slice(37, 90))
     parts = [call.cut(Cut(heads=heads, queries=queries, keys=part)) for part in keys]
-    outputs, logs = zip(*(forward(part)[:2] for part in parts), strict=True)
+    outputs, logs = zip(*(compute_in_core(part)[:2] for part in parts), strict=True)
     joined, _ = na.merge(outputs, logs)
     np.testing.assert_allclose(joined, whole[:, 2:4, queries], rtol=0, atol=2e-6)
 

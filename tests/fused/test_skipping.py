@@ -25,7 +25,7 @@ TOLERANCES = (2.0**-4, 2.0**-9, 0.0)
 
 
 def blocks_of_core(
-    bias: _core.AttentionBias,
+    bias: _core.Bias,
     query: Any,
     key: Any,
     value: Any,
@@ -34,9 +34,9 @@ def blocks_of_core(
     """Return the blocks counted by the core with one of its biases."""
     output, logsumexp = np.empty_like(query), np.empty(query.shape[:3], np.float64)
     counts = np.zeros((*query.shape[:2], 3), np.int64)
-    rule = _core.CallRule(1 / math.sqrt(query.shape[3]), tolerance, Mask().to_integers())
-    tokens = _core.Tokens(None, None, None)
-    _core.attention(query, key, value, bias, rule, tokens, output, logsumexp, counts)
+    shape, scale = (*query.shape[:3], key.shape[2]), 1 / math.sqrt(query.shape[3])
+    problem = _core.Problem(shape, Mask().to_integers(), bias, scale, tolerance)
+    _core.attention(problem, query, key, value, output, logsumexp, counts)
     return counts
 
 
@@ -287,7 +287,7 @@ def test_blocks_weighed_are_those_whose_scores_matter() -> None:
 def test_the_core_and_python_mean_the_same_tolerance(tolerance: float | None) -> None:
     query, key, value = inputs(1, 4, 4, 150, 1500, 16)
     slopes = na.alibi_slopes(4)[None, :, None]
-    linear = _core.linear_bias(slopes, np.full_like(slopes, np.inf))
+    linear = _core.Bias(slopes, np.full_like(slopes, np.inf))
     counts = blocks_of_core(linear, query, key, value, tolerance)
     _, stats = na.attention(
         query, key, value, na.ALiBi(4), skip_tolerance=tolerance, return_stats=True
@@ -322,12 +322,12 @@ def test_with_a_knee_no_more_is_read_than_with_a_table(isa: str, knee: Any) -> N
     query, key, value = inputs(1, 8, 8, 1024, 2048, 32)
     slopes = na.alibi_slopes(8)[None, :, None]
     far, none = slopes / np.float32(knee[1]), np.full_like(slopes, np.inf)
-    bent = _core.knee_bias(slopes, none, far, far, knee[0])
+    bent = _core.Bias(slopes, none, far, far, knee[0])
     row = na.ALiBi(8, na.Knee(*knee)).tensor(1, 2048)[0, :, 0, ::-1]
     for tolerance in (UNIT, 2.0**-9):
         counts = [
             blocks_of_core(bias, query, key, value, tolerance)[0, :, 0]
-            for bias in (bent, _core.table_bias(np.ascontiguousarray(row), 0))
+            for bias in (bent, _core.Bias(table=np.ascontiguousarray(row)))
         ]
         assert (counts[0] <= 1.02 * counts[1]).all()
 

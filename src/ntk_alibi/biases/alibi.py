@@ -111,7 +111,9 @@ class ALiBi(BiasObject):
             check_slopes("slopes (right)", slopes[1], heads)
         elif slopes is not None:
             check_slopes("slopes", slopes, heads)
-        self.define(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
+        exempt = _checks.integer("exempt", self.exempt, minimum=0)
+        fixed = slopes is None and is_constant(self.scaling)
+        self.define(num_heads=heads, exempt=exempt, fixed=fixed)
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
@@ -182,12 +184,7 @@ class ModelALiBi(BiasObject):
     sides: ModelSides = field(default="causal", kw_only=True)
 
     def __post_init__(self) -> None:
-        self.define(num_heads=self.rule.heads)
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the kernel form is the same for all problems."""
-        return is_constant(self.scaling)
+        self.define(num_heads=self.rule.heads, fixed=is_constant(self.scaling))
 
     @classmethod
     def for_layer(
@@ -244,4 +241,4 @@ def _static_bias(
     bias.check_far_slopes()
     for side in bias.slopes.values():
         side.flags.writeable = False
-    return bias._replace(core=bias.in_core(()))
+    return bias._replace(core=bias.in_core())

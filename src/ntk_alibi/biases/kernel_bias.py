@@ -24,6 +24,9 @@ SLOPES = ("left", "right", "far_left", "far_right")
 #: The fields with arrays or tensors.
 ARRAYS = (*SLOPES, "first", "table", "sums", "dense")
 
+#: Those whose arrays the core takes as they are.
+IN_CORE = (*SLOPES, "table", "sums")
+
 
 class KernelBias(NamedTuple):
     """A bias in kernel form: exactly one of slopes, table, sums and dense, or none for no bias.
@@ -76,7 +79,7 @@ class KernelBias(NamedTuple):
     dense: Any = None
     exempt: int = 0
     first: Any = None
-    core: _core.AttentionBias | None = None
+    core: _core.Bias | None = None
     far_left: Any = None
     far_right: Any = None
     knee: int = 0
@@ -310,28 +313,15 @@ class KernelBias(NamedTuple):
             values = xp.where(exempt, others, values)
         return values, (none_left & behind) | (none_right & ahead)
 
-    def in_core(self, shape: tuple[int, ...]) -> _core.AttentionBias:
-        """Return a bias of NumPy arrays as the core's object, which ignores `exempt` and `first`.
-
-        Args:
-            shape: (batch, heads, queries, keys) of the problem.
-        """
+    def in_core(self) -> _core.Bias:
+        """Return a bias of NumPy arrays for the core, which ignores `exempt` and `first`."""
         if self.core is not None:
             return self.core
-        slopes = {name: readable(side) for name, side in self.slopes.items()}
-        if self.far_left is not None:
-            return _core.knee_bias(**slopes, knee=self.knee)
-        if self.left is not None:
-            return _core.linear_bias(**slopes)
-        if self.table is not None:
-            return _core.table_bias(readable(self.table), self.table_begin)
-        if self.sums is not None:
-            sums = readable(self.sums)
-            return _core.sums_bias(np.broadcast_to(sums, (shape[0], *sums.shape[1:])))
+        arrays = {name: readable(x) for name, x in self.arrays.items() if name in IN_CORE}
         if self.dense is not None:
             dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])
-            return _core.dense_bias(np.broadcast_to(dense, shape))
-        return _core.no_bias()
+            arrays["dense"] = dense[(None,) * (4 - dense.ndim)]
+        return _core.Bias(**arrays, knee=self.knee, table_begin=self.table_begin)
 
 
 def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:
@@ -349,4 +339,4 @@ def _check_heads(name: str, heads: int, shape: tuple[int, ...]) -> None:
 
 
 #: No bias.
-NO_BIAS = KernelBias(core=_core.no_bias())
+NO_BIAS = KernelBias(core=_core.Bias())

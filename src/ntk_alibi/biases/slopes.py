@@ -27,11 +27,12 @@ SIDES = ("causal", "symmetric", "halves", "two_slopes")
 
 
 def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
-    """Return which heads hide their left and their right side, (2, 1, heads, 1) bool."""
+    """Return which heads hide their left and their right side, (2, 1, heads, 1) bool.
+
+    Of a causal bias none does: a causal mask hides the keys ahead.
+    """
     hidden = np.zeros((2, 1, heads, 1), np.bool_)
-    if sides == "causal":
-        hidden[1] = True
-    elif sides == "halves":
+    if sides == "halves":
         hidden[0, :, left_heads(heads) :] = hidden[1, :, : left_heads(heads)] = True
     return hidden
 

@@ -9,11 +9,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import Way, in_autocast_dtype
 from ntk_alibi.biases.base import to_kernel_bias
-from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
+from ntk_alibi.fused.core_problem import CoreProblems, core_problems
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
 from ntk_alibi.fused.options import DEFAULTS
 from ntk_alibi.fused.quantized_rows import is_quantized
@@ -66,7 +67,6 @@ class AttentionCall(NamedTuple):
         bias: of NumPy arrays, or of tensors that autograd follows.
         problem: shape, mask and positions.
         way: how it is computed.
-        rule: mask, scale and tolerance for the core; None if torch has to see the call.
         scale: the factor of q.k.
         skip_tolerance: the argument of `attention`.
         rotary: the rotary embedding, not applied yet, or None.
@@ -74,9 +74,10 @@ class AttentionCall(NamedTuple):
             framework, or None.
         initial_logsumexp: the logsumexp of `initial`, (batch, heads, queries) float64, which counts
             when keys are skipped, or None.
-        memory: the `CallMemory` of query, key and value if it was found before, else None.
+        memory: the memory of query, key and value if it was found before, else None.
         norms: the `KeyNorms` of these keys, or None.
         dropout: the dropout of weights, or None.
+        core: the core's objects for all of this but the inputs, if they were made before, or None.
     """
 
     query: Any
@@ -85,15 +86,15 @@ class AttentionCall(NamedTuple):
     bias: KernelBias
     problem: Problem
     way: Way
-    rule: Any
     scale: float
     skip_tolerance: float | None
     rotary: RoPE | XPOS | None = None
     factors: Any = None
     initial_logsumexp: Any = None
-    memory: Any = None
+    memory: _arrays.Memory | None = None
     norms: Any = None
     dropout: Dropout | None = None
+    core: CoreProblems | None = None
 
     @property
     def group(self) -> int:
@@ -103,7 +104,15 @@ class AttentionCall(NamedTuple):
 
     def with_inputs(self, query: Any, key: Any, value: Any, **others: Any) -> AttentionCall:
         """Return the call with other inputs, and with other values of fields by name."""
-        return self._replace(query=query, key=key, value=value, memory=None, norms=None, **others)
+        new = {"query": query, "key": key, "value": value, "memory": None, "norms": None}
+        return self._replace(**new, core=None, **others)
+
+    def in_core(self) -> CoreProblems:
+        """Return the core's objects for all of the call but its inputs."""
+        if self.core is not None:
+            return self.core
+        rest = self.scale, self.skip_tolerance, self.factors
+        return core_problems(self.bias, self.problem, *rest)
 
     def cut(self, cut: Cut) -> AttentionCall:
         """Return the call of a part, whose heads are all that read their keys."""
@@ -121,12 +130,6 @@ class AttentionCall(NamedTuple):
             initial_logsumexp=cut.of(self.initial_logsumexp, "bhq"),
             dropout=self.dropout and self.dropout.cut(cut),
         )
-
-
-@functools.lru_cache(maxsize=256)
-def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
-    """Return a mask, a scale and a tolerance as the core's object."""
-    return _core.CallRule(scale, skip_tolerance, mask.to_integers())
 
 
 def all_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -178,17 +181,18 @@ def checked_call(
         query, key, value = in_autocast_dtype(query, key, value)
         like = query
 
-    # Most calls repeat the shapes and scalars of an earlier call, of another layer.
+    # Most calls repeat the shapes, the scalars and the bias of an earlier call, of another layer.
     basics = (
         query.dtype, query.shape, key.shape, value.shape, torch,
         options["scale"], options["skip_tolerance"],
         options["causal"], options["window"], options["causal_block"], options["sink"],
     )  # fmt: skip
+    fixed = bias if getattr(bias, "fixed", False) else None
     try:
-        checked = None if torch else _cached_basics(*basics)
+        checked = None if torch else _kept_basics(*basics, fixed)
     except TypeError:  # a wrong type, or a type without a hash
         checked = None
-    problem, scale, skip_tolerance, rule = checked or _check_basics(*basics)
+    problem, scale, skip_tolerance, kernel, core = checked or _check_basics(*basics)
 
     rotary, log_n, factors = options["rotary"], options["log_n"], None
     if rotary is not None:
@@ -197,14 +201,15 @@ def checked_call(
     columns = padding is at_queries is at_keys is ids is query_ids is None
     if not columns or align is not AT_END:
         of_tokens = padding, at_queries, at_keys, align, like, ids, query_ids
-        problem = Problem.checked(problem.shape, problem.mask, *of_tokens)
+        problem, core = Problem.checked(problem.shape, problem.mask, *of_tokens), None
     if options["mask"] is not None:
         visible = checked_block_mask(options["mask"], problem.shape, query)
-        problem = problem._replace(visible=visible)
-    kernel = to_kernel_bias(bias, problem, like)
+        problem, core = problem._replace(visible=visible), None
+    if bias is not fixed or checked is None:
+        kernel, core = to_kernel_bias(bias, problem, like), None
     if log_n is not None:
         log_n = as_log_n(log_n)
-        factors = log_n.factors(problem, like)
+        factors, core = log_n.factors(problem, like), None
         kernel = kernel.times(factors) if log_n.biased else kernel
 
     initial_logsumexp, key_norms, dropped = None, options["key_norms"], None
@@ -217,8 +222,8 @@ def checked_call(
     if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:
         dropped = checked_dropout(options["dropout"], options["seed"], query, key.shape[2])
     return AttentionCall(
-        query, key, value, kernel, problem, way, rule, scale, skip_tolerance,
-        rotary, factors, initial_logsumexp, memory, key_norms, dropped,
+        query, key, value, kernel, problem, way, scale, skip_tolerance,
+        rotary, factors, initial_logsumexp, memory, key_norms, dropped, core,
     )  # fmt: skip
 
 
@@ -311,13 +316,17 @@ def _check_basics(
     torch: bool,
     scale: Any,
     skip_tolerance: Any,
-    *mask: Any,
-) -> tuple[Problem, float, float | None, _core.CallRule | None]:
-    """Check the part of a call that depends on shapes and scalars only.
+    causal: Any,
+    window: Any,
+    causal_block: Any,
+    sink: Any,
+    bias: Any = None,
+) -> tuple[Problem, float, float | None, KernelBias, CoreProblems | None]:
+    """Check the part of a call that depends on shapes, scalars and a fixed bias only.
 
     Returns:
-        The problem with real keys only and columns as positions; the scale; the tolerance; and
-        mask, scale and tolerance for the core, or None if torch has to see the call.
+        The problem with real keys only and columns as positions, the scale, the tolerance, the
+        bias and, unless torch has to see the call, all of this for the core.
     """
     allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
     if not torch and _arrays.dtype_name(dtype) == "float64":
@@ -329,7 +338,7 @@ def _check_basics(
     _checks.check_shapes(query_shape, key_shape, value_shape)
     if not torch:  # else in the operator, since lengths may be symbols here
         check_lengths(query_shape[2], key_shape[2])
-    checked_mask = Mask.checked(*mask)
+    mask = Mask.checked(causal, window, causal_block, sink)
     scale = _checks.scale(scale, _checks.head_dim(query_shape[3]))
     if skip_tolerance is not None:
         share = _checks.finite("skip_tolerance", skip_tolerance, minimum=0.0)
@@ -338,9 +347,17 @@ def _check_basics(
                 f"skip_tolerance must be below 1, got {_checks.briefly(skip_tolerance)}"
             )
         skip_tolerance = share
-    problem = Problem((*query_shape[:3], key_shape[2]), checked_mask)
-    rule = None if torch else core_rule(checked_mask, scale, skip_tolerance)
-    return problem, scale, skip_tolerance, rule
+    problem = Problem((*query_shape[:3], key_shape[2]), mask)
+    if torch:
+        return problem, scale, skip_tolerance, NO_BIAS, None
+    kernel = to_kernel_bias(bias, problem)
+    return (
+        problem,
+        scale,
+        skip_tolerance,
+        kernel,
+        core_problems(kernel, problem, scale, skip_tolerance),
+    )
 
 
-_cached_basics = functools.lru_cache(maxsize=256, typed=True)(_check_basics)
+_kept_basics = functools.lru_cache(maxsize=256, typed=True)(_check_basics)

@@ -27,7 +27,7 @@ segments = np.array([[0, 2, 0, 3, 0, 70]])
 everything = [1, 2**31, 0, 0]
 none = _core.Bias()
 dropout = _core.Dropout(7, 1, 0, 0, 0, 0)
-press, float32 = _core.SlopeRule.press, _core.DType.float32
+float32 = _core.DType.float32
 
 
 #: The arguments of a problem that may be None.
@@ -196,8 +196,6 @@ CALLS: dict[str, tuple[Any, Any]] = {
             "left": slopes, "right": slopes, "dtype": float32, "out": np.ones((B, H, Q, K), F),
         }.items()
     },
-    "alibi_exponents(num_heads)": (lambda x: _core.alibi_exponents(x, press), 8),
-    "alibi_exponents(rule)": (lambda x: _core.alibi_exponents(8, x), press),
     "select_isa": (lambda x: _core.select_isa(x), _core.active_isa()),
     "set_num_threads": (lambda x: _core.set_num_threads(x), 1),
 }  # fmt: skip
@@ -207,12 +205,12 @@ WITHOUT_ARGUMENTS = {
 }  # fmt: skip
 
 #: Classes that nobody makes.
-KINDS = {"Anchor", "DType", "SlopeRule"}
+KINDS = {"Anchor", "DType"}
 
 #: What is no array of the right kind for any argument.
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 2**40, -(2**40), 10**400, float("nan"), "x", "\ud800", b"x", [], [[]],
-    [1], (), {}, object(), Ellipsis, np.float32, none, dropout, problem(), press, float32,
+    [1], (), {}, object(), Ellipsis, np.float32, none, dropout, problem(), float32,
     [None], [np.ones(3, F)], (None, None), [-1, -1, -1, -1], (2**40,) * 4, np.ma.masked,
 )  # fmt: skip
 

@@ -70,7 +70,7 @@ KEPT = {
     "evaluation.harness.datasets": ["_load_tokenizer", "_sentences"],  # names of files
     "evaluation.harness.model": ["_token_spans"],  # the text, of one model
     "evaluation.records.corpus": ["_chapters"],  # one file of the package
-    "fused.call": ["_kept_basics"],  # dtype, shapes, scalars and a fixed bias
+    "fused.call": ["_kept_basics", "_kept_core"],  # dtype, shapes, scalars, slopes
     "integrations.families.baichuan": ["_PADDING"],  # the pass that runs
     # Layers and the settings of patches, by the keys that they were given.
     "integrations.graph_operator": ["_layers", "_settings"],

@@ -191,16 +191,17 @@ void Tiles::hide_sides(std::int64_t b, std::int64_t h, std::int64_t first, std::
 void Tiles::describe_slopes(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                             const QueryRows& queries, TileRows& rows) const {
   const AttentionProblem& p = problem_;
-  const bool bent = p.bias.far_left.data != nullptr;
+  const bool bent = p.bias.far_left.data != nullptr, ahead = p.mask.sees_ahead();
   const double knee = knee_of(p.bias);
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t i = first + r;
-    const float left = value_at(p.bias.left, b, h, i), right = value_at(p.bias.right, b, h, i);
+    const float left = value_at(p.bias.left, b, h, i);
+    const float right = ahead ? value_at(p.bias.right, b, h, i) : 0.0f;
     const float far_left = bent ? value_at(p.bias.far_left, b, h, i) : left;
-    const float far_right = bent ? value_at(p.bias.far_right, b, h, i) : right;
+    const float far_right = bent && ahead ? value_at(p.bias.far_right, b, h, i) : right;
     rows.left_slopes[r] = finite_slope(left);
     rows.right_slopes[r] = finite_slope(right);
-    // A hidden side has no slopes at all: bounds that see both sides would count them.
+    // A hidden side has no slopes: bounds that see both sides would count them.
     rows.far_left_slopes[r] = std::isinf(left) ? 0.0f : finite_slope(far_left);
     rows.far_right_slopes[r] = std::isinf(right) ? 0.0f : finite_slope(far_right);
     const bool moderate =

@@ -100,7 +100,7 @@ def find_memory(query: Any, key: Any, value: Any) -> Memory | None:
 
 def on_memory(memory: NDArray[Any], like: Any) -> Any:
     """Return an array or a tensor, like another one of the same dtype, that shares memory."""
-    if not is_tensor(like):
+    if isinstance(like, np.ndarray):
         return memory
     torch = sys.modules["torch"]
     tensor = torch.from_numpy(memory)

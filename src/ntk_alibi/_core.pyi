@@ -6,10 +6,6 @@ from numpy.typing import NDArray
 
 __version__: str
 
-class SlopeRule:
-    press: SlopeRule
-    geometric: SlopeRule
-
 class DType:
     float32: DType
     bfloat16: DType
@@ -27,7 +23,6 @@ def num_threads() -> int: ...
 def set_num_threads(threads: int) -> None: ...
 def after_fork_in_child() -> None: ...
 def forked() -> bool: ...
-def alibi_exponents(num_heads: int, rule: SlopeRule) -> NDArray[np.float64]: ...
 def key_bias(
     mask: NDArray[np.uint8],
     slopes: NDArray[np.float32],

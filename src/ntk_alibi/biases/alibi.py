@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -112,8 +112,10 @@ class ALiBi(BiasObject):
         elif slopes is not None:
             check_slopes("slopes", slopes, heads)
         exempt = _checks.integer("exempt", self.exempt, minimum=0)
-        fixed = slopes is None and is_constant(self.scaling)
-        self.define(num_heads=heads, exempt=exempt, fixed=fixed)
+        constant = None
+        if slopes is None and is_constant(self.scaling):
+            constant = ConstantSlopes(_standard_rule(heads), self.scaling, self.sides, exempt)
+        self.define(num_heads=heads, exempt=exempt, constant=constant)
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
@@ -184,7 +186,12 @@ class ModelALiBi(BiasObject):
     sides: ModelSides = field(default="causal", kw_only=True)
 
     def __post_init__(self) -> None:
-        self.define(num_heads=self.rule.heads, fixed=is_constant(self.scaling))
+        self.define(num_heads=self.rule.heads)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the kernel form is the same for all problems."""
+        return is_constant(self.scaling)
 
     @classmethod
     def for_layer(
@@ -207,6 +214,19 @@ class ModelALiBi(BiasObject):
         if both.far_left is not None:
             ahead["far_right"] = -both.far_left
         return both._replace(**ahead, core=None)
+
+
+class ConstantSlopes(NamedTuple):
+    """Slopes that are the same for all problems: what `_static_bias` takes."""
+
+    rule: ModelSlopes
+    scaling: Scaling | None
+    sides: Sides
+    exempt: int
+
+    def kernel_bias(self) -> KernelBias:
+        """Return their kernel form, which is kept."""
+        return _static_bias(*cast(Any, self))
 
 
 _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)

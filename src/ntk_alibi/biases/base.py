@@ -38,8 +38,9 @@ class BiasObject:
 
     num_heads: int = field(init=False, repr=False)
     sides: str = field(init=False, repr=False)
-    #: Whether the kernel form is the same for all problems, and found again by the bias's hash.
-    fixed: ClassVar[bool] = False
+    #: What has the kernel form if that is the same for all problems and there are no parameters,
+    #: hashed and compared by its values.
+    constant: ClassVar[Any] = None
 
     def define(self, **values: Any) -> None:
         """Set attributes in a subclass's constructor, although instances are frozen.

@@ -317,7 +317,8 @@ class KernelBias(NamedTuple):
         """Return a bias of NumPy arrays for the core, which ignores `exempt` and `first`."""
         if self.core is not None:
             return self.core
-        arrays = {name: readable(x) for name, x in self.arrays.items() if name in IN_CORE}
+        named = ((name, getattr(self, name)) for name in IN_CORE)
+        arrays = {name: readable(array) for name, array in named if array is not None}
         if self.dense is not None:
             dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])
             arrays["dense"] = dense[(None,) * (4 - dense.ndim)]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_floating
 from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, split_knee
-from ntk_alibi.scaling.static import USUAL_MAX_BIAS
+from ntk_alibi.scaling.static import USUAL_MAX_BIAS, alibi_exponents
 
 if TYPE_CHECKING:
     import torch
@@ -166,7 +166,7 @@ def alibi_slopes(
         elif per == "query" and checked.ndim == 1:
             queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
             checked = np.maximum(checked[:, None] - queries_after, 0)
-    exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
+    exponents = alibi_exponents(heads, geometric=rule == "geometric")
     slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, scaling, checked))
     return slopes
 
@@ -251,7 +251,7 @@ class ModelSlopes:
         """
         if scaling_per(scaling) is not None or split_knee(scaling)[1] is not None:
             return None
-        usual = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
+        usual = alibi_exponents(self.heads)
         scaled = self._exponents()
         if scaling is not None:
             scaled = np.asarray(scaling.scale_exponents(scaled), np.float64)
@@ -266,8 +266,7 @@ class ModelSlopes:
         return float(self.slopes(None).min() / self.slopes(scaling).min())
 
     def _exponents(self) -> Floats:
-        exponents: Floats = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
-        return exponents * (self.max_bias / USUAL_MAX_BIAS)
+        return alibi_exponents(self.heads) * (self.max_bias / USUAL_MAX_BIAS)
 
     def left_and_right(
         self, sides: Sides, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import Way, in_autocast_dtype
-from ntk_alibi.biases.base import to_kernel_bias
+from ntk_alibi.biases.base import check_fits, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
 from ntk_alibi.fused.core_problem import CoreProblems, core_problems
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
@@ -181,18 +181,17 @@ def checked_call(
         query, key, value = in_autocast_dtype(query, key, value)
         like = query
 
-    # Most calls repeat the shapes, the scalars and the bias of an earlier call, of another layer.
+    # Most calls repeat the shapes and scalars of an earlier call, of another layer.
     basics = (
         query.dtype, query.shape, key.shape, value.shape, torch,
         options["scale"], options["skip_tolerance"],
         options["causal"], options["window"], options["causal_block"], options["sink"],
     )  # fmt: skip
-    fixed = bias if getattr(bias, "fixed", False) else None
     try:
-        checked = None if torch else _kept_basics(*basics, fixed)
+        checked = None if torch else _kept_basics(*basics)
     except TypeError:  # a wrong type, or a type without a hash
         checked = None
-    problem, scale, skip_tolerance, kernel, core = checked or _check_basics(*basics)
+    problem, scale, skip_tolerance = checked or _check_basics(*basics)
 
     rotary, log_n, factors = options["rotary"], options["log_n"], None
     if rotary is not None:
@@ -201,12 +200,14 @@ def checked_call(
     columns = padding is at_queries is at_keys is ids is query_ids is None
     if not columns or align is not AT_END:
         of_tokens = padding, at_queries, at_keys, align, like, ids, query_ids
-        problem, core = Problem.checked(problem.shape, problem.mask, *of_tokens), None
+        problem = Problem.checked(problem.shape, problem.mask, *of_tokens)
     if options["mask"] is not None:
         visible = checked_block_mask(options["mask"], problem.shape, query)
-        problem, core = problem._replace(visible=visible), None
-    if bias is not fixed or checked is None:
-        kernel, core = to_kernel_bias(bias, problem, like), None
+        problem = problem._replace(visible=visible)
+    kept = None
+    if checked is not None and problem is checked[0]:
+        kept = _find_core(bias, *checked)
+    kernel, core = kept or (to_kernel_bias(bias, problem, like), None)
     if log_n is not None:
         log_n = as_log_n(log_n)
         factors, core = log_n.factors(problem, like), None
@@ -316,17 +317,12 @@ def _check_basics(
     torch: bool,
     scale: Any,
     skip_tolerance: Any,
-    causal: Any,
-    window: Any,
-    causal_block: Any,
-    sink: Any,
-    bias: Any = None,
-) -> tuple[Problem, float, float | None, KernelBias, CoreProblems | None]:
-    """Check the part of a call that depends on shapes, scalars and a fixed bias only.
+    *mask: Any,
+) -> tuple[Problem, float, float | None]:
+    """Check the part of a call that depends on shapes and scalars only.
 
     Returns:
-        The problem with real keys only and columns as positions, the scale, the tolerance, the
-        bias and, unless torch has to see the call, all of this for the core.
+        The problem with real keys only and columns as positions, the scale and the tolerance.
     """
     allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
     if not torch and _arrays.dtype_name(dtype) == "float64":
@@ -338,7 +334,7 @@ def _check_basics(
     _checks.check_shapes(query_shape, key_shape, value_shape)
     if not torch:  # else in the operator, since lengths may be symbols here
         check_lengths(query_shape[2], key_shape[2])
-    mask = Mask.checked(causal, window, causal_block, sink)
+    checked_mask = Mask.checked(*mask)
     scale = _checks.scale(scale, _checks.head_dim(query_shape[3]))
     if skip_tolerance is not None:
         share = _checks.finite("skip_tolerance", skip_tolerance, minimum=0.0)
@@ -347,17 +343,29 @@ def _check_basics(
                 f"skip_tolerance must be below 1, got {_checks.briefly(skip_tolerance)}"
             )
         skip_tolerance = share
-    problem = Problem((*query_shape[:3], key_shape[2]), mask)
-    if torch:
-        return problem, scale, skip_tolerance, NO_BIAS, None
-    kernel = to_kernel_bias(bias, problem)
-    return (
-        problem,
-        scale,
-        skip_tolerance,
-        kernel,
-        core_problems(kernel, problem, scale, skip_tolerance),
-    )
+    problem = Problem((*query_shape[:3], key_shape[2]), checked_mask)
+    return problem, scale, skip_tolerance
 
 
 _kept_basics = functools.lru_cache(maxsize=256, typed=True)(_check_basics)
+
+
+def _find_core(
+    bias: Any, problem: Problem, *scalars: Any
+) -> tuple[KernelBias, CoreProblems] | None:
+    """Return a bias and a plain problem for the core, kept if the bias is constant, else None."""
+    constant = getattr(bias, "constant", None)
+    if constant is None and bias is not None:
+        return None
+    if bias is not None and (bias.num_heads != problem.shape[1] or not problem.mask.causal):
+        check_fits(bias, problem.shape[1], causal=problem.mask.causal)
+    try:
+        return _kept_core(problem, constant, *scalars)
+    except TypeError:  # the scaling has no hash
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_core(problem: Problem, constant: Any, *scalars: Any) -> tuple[KernelBias, CoreProblems]:
+    kernel = NO_BIAS if constant is None else constant.kernel_bias()
+    return kernel, core_problems(kernel, problem, *scalars)

@@ -52,36 +52,54 @@ def core_problems(
         skip_tolerance: the argument of `attention`.
         factors: factors beside the scale, (1 or batch, 1 or heads, queries), or None.
     """
-    segments = None
-    if problem.segment_ids is not None:
-        columns = ((x.rows, x.queries, x.keys) for x in problem.segments())
-        bounds = [(x.start, x.stop) for segment in columns for x in segment]
-        segments = np.array(bounds, np.int64).reshape(-1, 6)
-    pairs = None if problem.visible is None else problem.visible.in_core()
-    at_queries, at_keys = problem.query_positions, problem.key_positions
-    given = scale, skip_tolerance, factors, at_queries, at_keys
-
-    def make(bias: KernelBias, key_mask: NDArray[np.uint8] | None) -> _core.Problem:
-        shape, mask = problem.shape, problem.mask.to_integers()
-        return _core.Problem(shape, mask, bias.in_core(), *given, key_mask, pairs, segments)
-
-    padding = problem.key_padding_mask
+    rest = scale, skip_tolerance, factors
     if not bias.exempt:
-        return (CoreProblem(make(bias, padding)),)
+        return (CoreProblem(_make(bias, problem, problem.key_padding_mask, *rest)),)
+    padding, zero = problem.key_padding_mask, np.float32(0)
     batch, heads, _, keys = problem.shape
     exempt = problem.positions()[1] < bias.exempt
     real = np.ones((batch, keys), np.bool_) if padding is None else padding.astype(np.bool_)
     of_exempt, of_others = ((real & x).view(np.uint8) for x in (exempt, ~exempt))
-    rows, zero = exempt_queries(bias, problem), np.float32(0)
+    rows = exempt_queries(bias, problem)
     flat = {n: np.where(np.isinf(side), side, zero) for n, side in bias.slopes.items()}
     sloped = {n: np.where(rows & ~np.isinf(side), zero, side) for n, side in bias.slopes.items()}
+    flat_bias, sloped_bias = (bias._replace(**x, core=None) for x in (flat, sloped))
     shifts: list[Any] = [None, None]
     if bias.first is not None:
         first = np.broadcast_to(bias.first[None, :, None], (batch, heads, 1))
         shifts = [np.where(x, -first, zero) for x in shifted_queries(bias, problem)]
     return (
-        CoreProblem(make(bias._replace(**flat, core=None), of_exempt), shifts[0], True),
-        CoreProblem(make(bias._replace(**sloped, core=None), of_others), shifts[1]),
+        CoreProblem(_make(flat_bias, problem, of_exempt, *rest), shifts[0], True),
+        CoreProblem(_make(sloped_bias, problem, of_others, *rest), shifts[1]),
+    )
+
+
+def _make(
+    bias: KernelBias,
+    problem: Problem,
+    key_mask: NDArray[np.uint8] | None,
+    scale: float,
+    skip_tolerance: float | None,
+    factors: NDArray[np.float32] | None,
+) -> _core.Problem:
+    """Return the core's object of a problem with the keys of a mask."""
+    segments = None
+    if problem.segment_ids is not None:
+        columns = ((x.rows, x.queries, x.keys) for x in problem.segments())
+        bounds = [(x.start, x.stop) for segment in columns for x in segment]
+        segments = np.array(bounds, np.int64).reshape(-1, 6)
+    return _core.Problem(
+        problem.shape,
+        problem.mask.to_integers(),
+        bias.core or bias.in_core(),
+        scale,
+        skip_tolerance,
+        factors,
+        problem.query_positions,
+        problem.key_positions,
+        key_mask,
+        None if problem.visible is None else problem.visible.in_core(),
+        segments,
     )
 
 

@@ -79,6 +79,7 @@ KEPT = {
     "integrations.saving": ["register"],  # nothing: done once
     "integrations.settings": ["_class_like"],  # the class of a configuration
     "integrations.tokens": ["tokens"],  # the mask, an object
+    "scaling.static": ["alibi_exponents"],  # the number of heads
     "masks.block_mask": ["_ALIVE"],  # the operand, an object that one `BlockMask` has
     "fused.tensors.devices.flash": ["_find_function"],  # the name of a package
     "fused.tensors.devices.flex": ["_compiled", "_has_triton"],  # the variant; the kind of device

@@ -73,7 +73,7 @@ struct Call {
   Rows query, key, value;
 
   Call(const Problem& shared, const py::array& given_query, const py::array& given_key,
-       const py::array& given_value, bool quantized, const Dropout* dropout)
+       const py::array& given_value, bool quantized, const std::optional<Dropout>& dropout)
       : problem(shared.view),
         queries(sizes_of("query", given_query)),
         keys(sizes_of("key", given_key)),
@@ -96,7 +96,7 @@ struct Call {
     problem.value = value.view();
     problem.key_heads = keys.size[1];
     problem.head_dim = queries.size[3];
-    if (dropout != nullptr) problem.dropout = *dropout;
+    if (dropout) problem.dropout = *dropout;
   }
 };
 
@@ -107,7 +107,7 @@ void bind_attention(const Problem& shared, const py::array& query, const py::arr
                     const std::optional<std::pair<Floats, Floats>>& key_norms,
                     const std::optional<py::array_t<double>>& known_logsumexps,
                     const std::optional<std::pair<Floats, Floats>>& scales,
-                    const Dropout* dropout) {
+                    const std::optional<Dropout>& dropout) {
   Call call(shared, query, key, value, scales.has_value(), dropout);
   AttentionProblem& problem = call.problem;
   problem.output = written_rows("output", output, problem.dtype, call.queries);
@@ -138,7 +138,7 @@ void bind_attention_gradients(const Problem& shared, const py::array& query, con
                               const std::optional<Floats>& logsumexp_gradient,
                               py::array query_gradient, py::array key_gradient,
                               py::array value_gradient, const py::dict& bias_gradients,
-                              const Dropout* dropout) {
+                              const std::optional<Dropout>& dropout) {
   Call call(shared, query, key, value, false, dropout);
   AttentionProblem& problem = call.problem;
   const DType dtype = problem.dtype;

@@ -169,7 +169,8 @@ Problem make_problem(const std::array<std::int64_t, 4>& shape,
                      float scale, std::optional<double> skip_tolerance,
                      const Optional<float>& factors, const Optional<std::int32_t>& query_positions,
                      const Optional<std::int32_t>& key_positions,
-                     const Optional<std::uint8_t>& key_mask, std::shared_ptr<BlockMask> pairs,
+                     const Optional<std::uint8_t>& key_mask,
+                     const std::optional<std::shared_ptr<BlockMask>>& pairs,
                      const Optional<std::int64_t>& segments) {
   Problem made;
   AttentionProblem& problem = made.view;
@@ -203,10 +204,10 @@ Problem make_problem(const std::array<std::int64_t, 4>& shape,
     problem.key_mask = key_mask->data();
     made.kept.push_back(*key_mask);
   }
-  if (pairs != nullptr) {
-    check_pairs(*pairs, problem);
-    problem.pairs.mask = pairs.get();
-    made.pairs = std::move(pairs);
+  if (pairs) {
+    made.pairs = *pairs;
+    check_pairs(*made.pairs, problem);
+    problem.pairs.mask = made.pairs.get();
   }
   if (segments) made.segments = list_segments(*segments, problem);
   return made;

@@ -1,4 +1,5 @@
-// The only file that includes pybind11, and declarations that all bindings share.
+// The only file that includes pybind11, and declarations that all bindings share. An argument that
+// may be None is a std::optional: for a pointer, pybind11 converts all arguments a second time.
 #pragma once
 
 #include <pybind11/numpy.h>

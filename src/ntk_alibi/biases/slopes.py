@@ -166,7 +166,7 @@ def alibi_slopes(
         elif per == "query" and checked.ndim == 1:
             queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
             checked = np.maximum(checked[:, None] - queries_after, 0)
-    exponents = alibi_exponents(heads, geometric=rule == "geometric")
+    exponents = alibi_exponents(heads, geometric=rule == "geometric").copy()
     slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, scaling, checked))
     return slopes
 

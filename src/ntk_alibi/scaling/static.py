@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,6 +16,7 @@ from ntk_alibi.scaling.base import FlattestHeads, Floats, StaticScaling, by_stee
 USUAL_MAX_BIAS = 8.0
 
 
+@functools.lru_cache(maxsize=64)
 def alibi_exponents(heads: int, *, geometric: bool = False) -> Floats:
     """Return the exponents e_h (heads,) of ALiBi's slopes 2^-e_h, as `alibi_slopes` has them.
 
@@ -22,11 +24,11 @@ def alibi_exponents(heads: int, *, geometric: bool = False) -> Floats:
     The other heads take every other exponent of twice as many heads.
     """
     regular = heads if geometric else 1 << (heads.bit_length() - 1)
-    evenly: Floats = np.arange(1, regular + 1) * USUAL_MAX_BIAS / regular
-    if regular == heads:
-        return evenly
-    odd = np.arange(1, 2 * (heads - regular), 2)
-    return np.concatenate([evenly, odd * USUAL_MAX_BIAS / (2 * regular)])
+    odd = 2 * np.arange(heads - regular) + 1
+    evenly = USUAL_MAX_BIAS * np.arange(1, regular + 1) / regular
+    exponents = np.concatenate([evenly, USUAL_MAX_BIAS * odd / (2 * regular)])
+    exponents.flags.writeable = False
+    return exponents
 
 
 @dataclass(frozen=True, repr=False)

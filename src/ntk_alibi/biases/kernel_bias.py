@@ -147,7 +147,7 @@ class KernelBias(NamedTuple):
         if self.dense is not None:
             shape = tuple(self.dense.shape)
             axes = zip(reversed(shape), reversed(problem.shape), strict=False)
-            if len(shape) > 4 or any(size not in (1, whole) for size, whole in axes):
+            if len(shape) > 4 or any(size != 1 and size != whole for size, whole in axes):
                 raise ValueError(f"bias must be broadcastable to {problem.shape}, got {shape}")
         return self
 
@@ -156,18 +156,18 @@ class KernelBias(NamedTuple):
         for left, right in ((self.left, self.right), (self.far_left, self.far_right)):
             if left is None:
                 continue
-            if left.shape[0] != right.shape[0] and 1 not in (left.shape[0], right.shape[0]):
+            if left.shape[0] != right.shape[0] and left.shape[0] != 1 and right.shape[0] != 1:
                 raise ValueError(
                     f"slopes must have one batch size, got {left.shape[0]} on the left and "
                     f"{right.shape[0]} on the right"
                 )
             for side in (left, right):
-                if side.shape[2] not in (1, queries):
+                if side.shape[2] != 1 and side.shape[2] != queries:
                     raise ValueError(
                         f"slopes must be given for {queries} queries, got {side.shape[2]}"
                     )
                 _check_heads("slopes", side.shape[1], shape)
-                if side.shape[0] not in (1, batch):
+                if side.shape[0] != 1 and side.shape[0] != batch:
                     raise ValueError(
                         f"slopes must be for 1 row or the batch of {batch}, got {side.shape[0]}"
                     )
@@ -186,7 +186,7 @@ class KernelBias(NamedTuple):
                 "the last keys"
             )
         shape = tuple(self.sums.shape)
-        if shape not in ((1, heads, keys), (batch, heads, keys)):
+        if not _checks.has_shape(self.sums, (1, heads, keys), (batch, heads, keys)):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
         if problem.segment_ids is None or not has_values(*problem.segment_ids):
             return

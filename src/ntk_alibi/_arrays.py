@@ -98,15 +98,6 @@ def find_memory(query: Any, key: Any, value: Any) -> Memory | None:
         return None
 
 
-def on_memory(memory: NDArray[Any], like: Any) -> Any:
-    """Return an array or a tensor, like another one of the same dtype, that shares memory."""
-    if isinstance(like, np.ndarray):
-        return memory
-    torch = sys.modules["torch"]
-    tensor = torch.from_numpy(memory)
-    return tensor.view(like.dtype) if like.dtype is torch.bfloat16 else tensor
-
-
 def wide_dtype(tensor: Any) -> str:
     """Return the dtype of a tensor's biases: "float64" for a float64 tensor, else "float32"."""
     return "float64" if dtype_name(tensor.dtype) == "float64" else "float32"

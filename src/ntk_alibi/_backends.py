@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _installed
-from ntk_alibi._arrays import Array, dtype_name, is_tensor, memory_of, on_memory, to_numpy
+from ntk_alibi._arrays import Array, dtype_name, is_tensor, memory_of, to_numpy
 
 
 class NumpyBackend:
@@ -169,9 +169,10 @@ def main_memory(*, torch: bool) -> Backend:
 
 def empty_pair(example: Any) -> tuple[Array, NDArray[Any]]:
     """Return an uninitialised array like the example, and the same memory as a NumPy array."""
-    like = backend_of(example).storage(example)
+    backend = backend_of(example)
+    like = backend.storage(example)
     written = np.empty(like.shape, like.dtype)
-    return on_memory(written, example), written
+    return backend.on_memory(written, dtype_name(example.dtype)), written
 
 
 def readable(array: Any) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -119,7 +120,11 @@ def run_core(
         scales,
         None if dropout is None else dropout.in_core(),
     )
-    output = _arrays.on_memory(written, query)
+    output: Any = written
+    if not isinstance(query, np.ndarray):
+        output = sys.modules["torch"].from_numpy(written)
+        if output.dtype is not query.dtype:
+            output = output.view(query.dtype)  # bfloat16, which NumPy has as 16-bit integers
     if logsumexp is None:
         return output, None
     if shift is not None:

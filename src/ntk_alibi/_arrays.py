@@ -98,6 +98,19 @@ def find_memory(query: Any, key: Any, value: Any) -> Memory | None:
         return None
 
 
+def has_shape(array: Any, *shapes: tuple[Any, ...]) -> bool:
+    """Return whether an array has one of the shapes.
+
+    Sizes are compared one by one: while torch traces, those of one may be symbols, which a tuple
+    with symbols and one with numbers do not compare.
+    """
+    return any(_same_sizes(array.shape, shape) for shape in shapes)
+
+
+def _same_sizes(sizes: Any, others: Any) -> bool:
+    return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True))
+
+
 def wide_dtype(tensor: Any) -> str:
     """Return the dtype of a tensor's biases: "float64" for a float64 tensor, else "float32"."""
     return "float64" if dtype_name(tensor.dtype) == "float64" else "float32"

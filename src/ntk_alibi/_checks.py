@@ -217,19 +217,6 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
             raise ValueError(f"{name} must be on query's device {query.device}, got {given.device}")
 
 
-def has_shape(array: Any, *shapes: tuple[Any, ...]) -> bool:
-    """Return whether an array has one of the shapes.
-
-    Sizes are compared one by one: while torch traces, those of one may be symbols, which a tuple
-    with symbols and one with numbers do not compare.
-    """
-    return any(_same_sizes(array.shape, shape) for shape in shapes)
-
-
-def _same_sizes(sizes: Any, others: Any) -> bool:
-    return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True))
-
-
 def check_shapes(
     query_shape: tuple[int, ...], key_shape: tuple[int, ...], value_shape: tuple[int, ...]
 ) -> None:

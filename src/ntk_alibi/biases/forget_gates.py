@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks
+from ntk_alibi import _arrays
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.base import BiasObject
@@ -76,7 +76,7 @@ class ForgetGates(BiasObject):
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the prefix sums C of real tokens' log gates: bias_ij = C_i - C_j."""
         batch, heads, _, keys = problem.shape
-        if not _checks.has_shape(self.log_gates, (1, heads, keys), (batch, heads, keys)):
+        if not _arrays.has_shape(self.log_gates, (1, heads, keys), (batch, heads, keys)):
             raise ValueError(
                 f"log_gates must have shape ({batch}, {heads}, {keys}), for query and key, got "
                 f"{tuple(self.log_gates.shape)}"

@@ -186,7 +186,7 @@ class KernelBias(NamedTuple):
                 "the last keys"
             )
         shape = tuple(self.sums.shape)
-        if not _checks.has_shape(self.sums, (1, heads, keys), (batch, heads, keys)):
+        if not _arrays.has_shape(self.sums, (1, heads, keys), (batch, heads, keys)):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
         if problem.segment_ids is None or not has_values(*problem.segment_ids):
             return

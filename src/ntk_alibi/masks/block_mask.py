@@ -145,7 +145,7 @@ def checked_block_mask(mask: Any, shape: tuple[int, ...], query: Any) -> BlockMa
         raise ValueError(f"mask must be on query's device {query.device}, got {given.device}")
     batch, heads, queries, keys = shape
     shapes = ((b, h, queries, keys) for b in (1, batch) for h in (1, heads))
-    if not _checks.has_shape(checked, *shapes):
+    if not _arrays.has_shape(checked, *shapes):
         raise ValueError(
             "mask must have shape (batch or 1, heads or 1, queries, keys) = "
             f"({batch} or 1, {heads} or 1, {queries}, {keys}), got {checked.shape}"

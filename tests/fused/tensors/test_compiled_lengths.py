@@ -180,7 +180,7 @@ def test_marked_lengths_stay_symbols(grad: bool) -> None:
     torch.testing.assert_close(compiled(*sources), FORMS["ALiBi"][0](*sources))
 
 
-#: What a call of 9 tokens is given besides the inputs, with sizes that are numbers.
+#: What a call of 9 tokens is given besides the inputs, with sizes that are integers.
 BESIDE: dict[str, dict[str, Any]] = {
     "positions": dict.fromkeys(("query_positions", "key_positions"), torch.arange(9).repeat(2, 1)),
     "segments": {"segment_ids": torch.arange(9).repeat(2, 1) // 4},
@@ -193,7 +193,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_symbols_are_compared_with_numbers(name: str) -> None:
+def test_symbols_are_compared_with_integers(name: str) -> None:
     torch.compiler.reset()
     query = torch.randn(2, HEADS, 9, HEAD_DIM, generator=torch.Generator().manual_seed(0))
     torch._dynamo.maybe_mark_dynamic(query, 2)

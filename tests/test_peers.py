@@ -86,9 +86,3 @@ def test_tests_that_pytest_cannot_collect_are_no_success(tmp_path: Path, tests: 
     assert done.returncode == 1, done.stdout
     assert "pytest did not run tests/models/mpt/test_modeling_mpt.py stock: see" in done.stderr
     assert "all pass as stock" not in done.stdout
-
-
-def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:
-    done = run("--transformers", str(tmp_path))
-    assert done.returncode == 2
-    assert "--transformers must have a folder tests/models, got" in done.stderr

@@ -28,7 +28,6 @@ na.attention(array, tensor, array)
 na.attention(array, array, array, is_causal=True)
 na.attention(array, array, array, align="middle")
 na.attention(array, array, array, group=None)
-na.distributed.attention(array, array, array, group=None)
 na.attention(array, array, array).backward()
 na.build_alibi_tensor(np.ones((1, 3)), 2, np.float32, anchor="middle")
 """

@@ -50,13 +50,6 @@ def tensors(x: torch.Tensor) -> None:
     assert_type(na.RoPE(4).rotate(x), torch.Tensor)
 
 
-def ranks(x: torch.Tensor, group: Any) -> None:
-    """Assert the types of calls that need several processes to run."""
-    assert_type(na.distributed.attention(x, x, x, group=group, window=2), torch.Tensor)
-    pair = na.distributed.attention(x, x, x, na.ALiBi(2), mesh=group, return_logsumexp=True)
-    assert_type(pair, tuple[torch.Tensor, torch.Tensor])
-
-
 def models(model: torch.nn.Module) -> None:
     """Assert the types of patches."""
     with na.patch(model, "ntk:4") as handle:

@@ -200,11 +200,6 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
     `check_shapes` and `floating_dtype` check the rest.
     """
     for name, given in (("query", query), ("key", key), ("value", value)):
-        if hasattr(given, "device_mesh"):
-            raise TypeError(
-                f"{name} must be a plain tensor, got a DTensor: ntk_alibi.distributed.attention "
-                f"takes DTensors sharded along the sequence; of others pass {name}.full_tensor()"
-            )
         attention_input(name, given)
         tensor = not isinstance(query, np.ndarray)
         if isinstance(given, np.ndarray) is tensor or given.dtype != query.dtype:
@@ -245,7 +240,7 @@ def _check_four_axes(name: str, shape: tuple[int, ...]) -> None:
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = None) -> str:
     """Check that a floating dtype is allowed and return its name; `of` names its array."""
-    argument = "dtype" if of is None else f"dtype of {of}"
+    argument = "dtype" if of is None else f"{of}'s dtype"
     try:
         # NumPy takes an array for its dtype.
         name = "None" if value is None or _arrays.is_array(value) else _arrays.dtype_name(value)

@@ -82,41 +82,18 @@ CELL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must be a JSON file: Expecting value"),
         ("{", "must be a JSON file: Expecting property name"),
         ("[" * 100000, "must be a JSON file: too many nested brackets"),
-        ("null", "it must be an object, got None"),
-        ("[]", r"it must be an object, got []"),
-        ("{}", "'train_length' is missing"),
+        ("[]", "it must be an object, got []"),
+        (json.dumps({"more": 1}), "'methods' is missing"),
+        (json.dumps(STORED | {"more": 1}), "'more' is unknown"),
         (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
-        (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods ()"),
+        (json.dumps(STORED | {"methods": ["ntk:2"]}), "perplexity must have the methods ('ntk:2'"),
         (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
-        (json.dumps({"model": "m", "trace": []}), "got the output of `ntk-alibi tune --json`"),
-        (
-            json.dumps({k: v for k, v in STORED.items() if k != "methods"} | {"more": 1}),
-            "it must have the keys train_length, methods, retrieval, by_distance, by_depth, "
-            "perplexity, commands, records (optional), windows (optional), settings (optional); "
-            "'methods' is missing; 'more' is unknown",
-        ),
-        (
-            json.dumps(STORED | {"retrieval": [CELL | {"accuracy": 7}]}),
-            "accuracy of retrieval must",
-        ),
-        (
-            json.dumps(STORED | {"retrieval": [CELL | {"gain": "x"}]}),
-            "'retrieval' must be a list of results: ",
-        ),
-        (
-            json.dumps(STORED | {"perplexity": [{}]}),
-            "'perplexity' must be a list of results: KeyErr",
-        ),
+        (json.dumps(STORED | {"retrieval": [CELL | {"accuracy": 7}]}), "accuracy of retrieval mus"),
+        (json.dumps(STORED | {"retrieval": [CELL | {"gain": "x"}]}), "'retrieval' must be a list"),
         (json.dumps(STORED | {"by_depth": 5}), "'by_depth' must be a list of results: TypeError"),
         (json.dumps(STORED | {"commands": [5]}), "AttributeError: 'list' object has no"),
-        (
-            json.dumps(STORED | {"methods": ["ntk:2"]}),
-            "perplexity must have the methods ('ntk:2',)",
-        ),
-        (json.dumps(STORED).replace("2.7", '"x"'), "'perplexity' must be a list of results: "),
     ],
 )
 def test_from_json_refuses_what_eval_did_not_print(

@@ -1,4 +1,4 @@
-"""What `eval` and `tune` say of a model that does not know the task, such as a random BLOOM."""
+"""What `eval` says of a model that does not know the task, such as a random BLOOM."""
 
 from __future__ import annotations
 
@@ -99,16 +99,3 @@ def test_prose_alone_asks_nothing(
     out, error = capsys.readouterr()
     assert "answers" not in out
     assert "warning" not in error
-
-
-def test_tune_says_so(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--records", "2", "--windows", "2", "--methods", "ntk:2", "--train-length", "256"]
-    main(["tune", "--model", str(tiny_checkpoint), "--length", "512", *few])
-    out, error = capsys.readouterr()
-    assert "ntk-alibi: warning: the model answers 0 %" in error
-    assert AT_ITS_OWN in error
-    (sentence,) = re.findall("^.*no method .*$", out, re.MULTILINE)
-    assert sentence.startswith("The model answers at most 0 %")
-    assert "ntk-alibi lm-eval --model ntk_alibi" in out
-    assert "keep the original" not in out
-    assert "\nuse " not in out

@@ -1,4 +1,4 @@
-"""What importing the integrations changes in transformers, which docs/decisions.md lists."""
+"""What importing the integrations changes in transformers, which dev/decisions.md lists."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ def test_names_and_dicts_are_scalings(models: dict, ids: torch.Tensor) -> None:
     model = models["bloom"]
     length = model.config.seq_length if hasattr(model.config, "seq_length") else 2048
     for given, meant in (
-        ("ntk:4", {"scaling": na.NTK(4.0)}),
+        ("ntk:4", {"method": na.NTK(4.0)}),
         ("original", {}),
-        ("flat:8:layers=1", {"scaling": na.FlatHeads(8.0, layers=[1])}),
+        ("flat:8:layers=1", {"method": na.FlatHeads(8.0, layers=[1])}),
         ("original:logn=0.5", {"log_n": na.LogN(length, 0.5)}),
-        ("knee:6:5:ssmax=1", {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(length, biased=True)}),
-        ("dynamic-knee:6:5:sequence", {"scaling": na.DynamicKnee(6, 5.0, length, per="sequence")}),
-        (na.NTK(4.0, layers=[1]).to_config(), {"scaling": na.NTK(4.0, layers=[1])}),
+        ("knee:6:5:ssmax=1", {"method": na.Knee(6, 5.0), "log_n": na.LogN(length, biased=True)}),
+        ("dynamic-knee:6:5:sequence", {"method": na.DynamicKnee(6, 5.0, length, per="sequence")}),
+        (na.NTK(4.0, layers=[1]).to_config(), {"method": na.NTK(4.0, layers=[1])}),
         ({"alibi_type": "default"}, {}),
     ):
         with na.patch(model, given) as handle:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,18 +198,18 @@ def test_peft_freezes_it_and_modules_to_save_trains_it(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("bias", "options", "message"),
     [
-        (na.ALiBi(4, slopes=SLOPES[:4]), {}, "scaling must be a bias of the model's 8 heads, got"),
-        (learned_bias.LearnedALiBi(4), {}, "scaling must be a bias of the model's 8 heads, got"),
-        (na.ForgetGates(-np.ones((1, HEADS, LENGTH))), {}, "scaling must be a bias of positions"),
+        (na.ALiBi(4, slopes=SLOPES[:4]), {}, "method must be a bias of the model's 8 heads, got"),
+        (learned_bias.LearnedALiBi(4), {}, "method must be a bias of the model's 8 heads, got"),
+        (na.ForgetGates(-np.ones((1, HEADS, LENGTH))), {}, "method must be a bias of positions"),
         (learned_bias.LearnedForgetGates(32, HEADS), {}, "returns a bias without hidden states"),
-        (torch.nn.Linear(2, 2), {}, "scaling must be a module that returns a bias"),
-        (torch.nn.Identity(), {}, "scaling must be a module that returns a BiasObject, got Iden"),
-        (lambda: None, {}, "scaling must be a scaling, a bias object such as .* or a torch mod"),
-        ({7: BIASES["bam"]}, {}, "scaling must be a dict of layers below 3, .* got 7"),
+        (torch.nn.Linear(2, 2), {}, "method must be a module that returns a bias"),
+        (torch.nn.Identity(), {}, "method must be a module that returns a BiasObject, got Iden"),
+        (lambda: None, {}, "method must be a scaling, a bias object such as .* or a torch mod"),
+        ({7: BIASES["bam"]}, {}, "method must be a dict of layers below 3, .* got 7"),
         (
             {0: "ntk:4"},
             {},
-            "scaling must be a dict of layers to biases, .* got 'ntk:4' for l",
+            "method must be a dict of layers to biases, .* got 'ntk:4' for l",
         ),
         (BIASES["bam"], {"attention": "traceable"}, "attention with a bias must be one of 'fused'"),
     ],
@@ -237,11 +236,3 @@ def test_sinks_and_exempt_tokens_that_contradict_are_refused(models: dict) -> No
         pytest.raises(ValueError, match="sink must be 0 or at least 3 with a bias"),
     ):
         run(models["bloom"], ids)
-
-
-def test_learned_biases_are_refused_where_ranks_have_some_heads() -> None:
-    model, _ = learned("falcon")
-    weight = model.transformer.h[0].self_attention.dense.weight
-    weight.device_mesh = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 0)
-    with pytest.raises(ValueError, match="scaling must be a bias object under tensor parallelism"):
-        run(model, ids)

@@ -159,7 +159,7 @@ def test_a_stock_class_of_a_checkpoint_with_code_says_how_to_load_it(alibi: Any)
     ("arguments", "options", "error", "message"),
     [
         (("bloom",), {}, TypeError, "model must be a torch.nn.Module, got str"),
-        ((make_model("bloom"), 4.0), {}, TypeError, "scaling must be None or an object"),
+        ((make_model("bloom"), 4.0), {}, TypeError, "method must be None or an object"),
         (
             (make_model("bloom"),),
             {"attention": "flash"},

@@ -22,15 +22,15 @@ NAME = "ntk_alibi"
 
 #: Patches, by what they ask for.
 PATCHES: dict[str, dict[str, Any]] = {
-    "static": {"scaling": na.NTK(4.0)},
-    "dynamic": {"scaling": na.DynamicNTK(2.0, 16, per="query")},
-    "layers": {"scaling": na.FlatHeads(8.0, layers=(0, 2))},
-    "knee": {"scaling": na.Knee(6, 8.0)},
+    "static": {"method": na.NTK(4.0)},
+    "dynamic": {"method": na.DynamicNTK(2.0, 16, per="query")},
+    "layers": {"method": na.FlatHeads(8.0, layers=(0, 2))},
+    "knee": {"method": na.Knee(6, 8.0)},
     "log-n": {"log_n": na.LogN(16, 0.5)},
-    "name": {"scaling": "ntk:2:logn=0.5"},
+    "name": {"method": "ntk:2:logn=0.5"},
     "window": {"window": 8, "sink": 2},
-    "blocks": {"scaling": na.NTK(2.0), "causal_block": 8},
-    "eager": {"scaling": na.NTK(2.0), "attention": "eager"},
+    "blocks": {"method": na.NTK(2.0), "causal_block": 8},
+    "eager": {"method": na.NTK(2.0), "attention": "eager"},
     "nothing": {},
 }
 

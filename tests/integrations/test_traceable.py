@@ -47,16 +47,16 @@ class Steeper:
 
 
 OPTIONS = [
-    {"scaling": None},
-    {"scaling": na.NTK(4.0)},
-    {"scaling": na.Interpolation(4.0)},
-    {"scaling": na.FlatHeads(8.0, layers=[1])},
-    {"scaling": na.MaxBias(4.0)},
+    {"method": None},
+    {"method": na.NTK(4.0)},
+    {"method": na.Interpolation(4.0)},
+    {"method": na.FlatHeads(8.0, layers=[1])},
+    {"method": na.MaxBias(4.0)},
     {"scaling": Steeper()},
-    {"scaling": na.Knee(6, 5.0)},
-    {"scaling": na.Knee(9, float("inf"), layers=[0, 2])},
-    {"scaling": na.NTK(4.0), "log_n": 8},
-    {"scaling": na.NTK(4.0), "log_n": na.LogN(8, tuple(np.linspace(0, 2, 8)), biased=True)},
+    {"method": na.Knee(6, 5.0)},
+    {"method": na.Knee(9, float("inf"), layers=[0, 2])},
+    {"method": na.NTK(4.0), "log_n": 8},
+    {"method": na.NTK(4.0), "log_n": na.LogN(8, tuple(np.linspace(0, 2, 8)), biased=True)},
 ]
 options = pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 
@@ -216,13 +216,13 @@ def test_other_forms_say_which_way_to_take(shallow: dict, ids: torch.Tensor, nam
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scaling": na.DynamicNTK(2.0, 16)}, r"scaling must be static .* got DynamicNTK\(.*NTK"),
-        ({"scaling": na.DynamicNTK(2.0, 16, per="query")}, "scaling must be static"),
-        ({"scaling": na.DynamicKnee(6, 2.0, 16)}, "scaling must be static"),
+        ({"method": na.DynamicNTK(2.0, 16)}, r"method must be static .* got DynamicNTK\(.*NTK"),
+        ({"method": na.DynamicNTK(2.0, 16, per="query")}, "method must be static"),
+        ({"method": na.DynamicKnee(6, 2.0, 16)}, "method must be static"),
         ({"window": 8}, r"window, sink and causal_block must not be given .*window=8.*'fused'"),
         ({"window": 8, "sink": 2}, "window, sink and causal_block must not be given"),
         ({"causal_block": 8}, "window, sink and causal_block must not be given"),
-        ({"scaling": na.NTK(2.0, layers=[3])}, "layers must be below 3"),
+        ({"method": na.NTK(2.0, layers=[3])}, "layers must be below 3"),
         (
             {"log_n": na.LogN(8, (1.0, 2.0))},
             "strength of log_n must be one number, or one for each of 8 heads",

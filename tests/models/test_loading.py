@@ -107,15 +107,13 @@ def test_a_saved_patch_is_followed(stretched: Path) -> None:
         torch.testing.assert_close(plain, stock(ids).logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.filterwarnings("ignore:the model's config has alibi_scaling, alibi_window, which")
 def test_commands_compare_with_the_model_as_it_was_trained(stretched: Path) -> None:
     outline, *_ = load_outline(stretched)
     model, *_ = load_as(stretched, "float32", saved=False)
     for made in (outline, model):
-        assert made.config._attn_implementation != "ntk_alibi"
+        assert na.patched(made) == []
 
 
-@pytest.mark.filterwarnings("ignore:the model's config has alibi_scaling, which")
 def test_export_writes_a_saved_scaling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,16 +184,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "whole checkpoint .*ZeroDivisionError",
     ),
     "unknown scaling": (
-        lambda folder: change_config(folder, alibi_scaling={"alibi_type": "yarn"}),
-        "config of the model must hold valid ALiBi settings: alibi_type must be one of .*'yarn'",
+        lambda folder: change_config(folder, ntk_alibi={"method": "yarn:4"}),
+        "config.ntk_alibi must hold what na.patch takes, .*: method must be original or one of",
     ),
     "scaling of another type": (
-        lambda folder: change_config(folder, alibi_scaling=[4]),
-        "valid ALiBi settings: alibi_scaling must be None, a method's name or a dict .*, got .4",
+        lambda folder: change_config(folder, ntk_alibi=[4]),
+        "config.ntk_alibi must be a dict such as .*, got .4",
     ),
     "negative window": (
-        lambda folder: change_config(folder, alibi_window=-3),
-        "valid ALiBi settings: alibi_window must be between 1 and",
+        lambda folder: change_config(folder, ntk_alibi={"window": -3}),
+        "config.ntk_alibi must hold what na.patch takes, .*: window must be between 1 and",
     ),
     "negative training length": (
         lambda folder: change_config(folder, seq_length=-4),
@@ -204,11 +202,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-#: What transformers' models say of settings that they do not follow; a patch replaces them here.
-NOT_FOLLOWED = pytest.mark.filterwarnings("ignore:the model's config has alibi_:UserWarning")
-
-
-@NOT_FOLLOWED
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_checkpoint_is_refused(
     damage: Callable[[Path], object], message: str, tiny_checkpoint: Path, tmp_path: Path
@@ -228,11 +221,10 @@ def test_a_model_of_nan_is_refused_by_the_harness_too(tiny_checkpoint: Path) -> 
         StretchedLM(model, tokenizer=tokenizer)
 
 
-@NOT_FOLLOWED
 def test_tied_weights_and_valid_settings_are_accepted(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     assert "lm_head.weight" not in load_file(tiny_checkpoint / "model.safetensors")
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "scaled")
-    change_config(folder, alibi_scaling={"alibi_type": "ntk", "factor": 4.0}, alibi_window=32)
+    change_config(folder, ntk_alibi={"method": "ntk:4", "window": 32})
     assert load(folder)[2] == 64

@@ -74,7 +74,7 @@ class BiasObject:
 
     @property
     def per_token(self) -> bool:
-        """Whether parameters have an entry per token; each rank then has its tokens' entries."""
+        """Whether parameters have an entry per token."""
         return False
 
     @property

@@ -19,13 +19,17 @@ COMMANDS = {
     "info": "info",
     "methods": "methods",
     "slopes": "slopes",
-    "explore": "explore",
     "eval": "evaluate",
-    "tune": "tune",
     "lm-eval": "lm_eval",
     "export": "export",
     "bench": "bench",
     "notebooks": "notebooks",
+}
+
+#: Subcommands that are no more, with what to use instead.
+GONE = {
+    "explore": "ntk_alibi.plots.attention_maps draws attention weights",
+    "tune": "`ntk-alibi eval --methods ...` names the best method in its last line",
 }
 
 
@@ -43,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             argcomplete.autocomplete(parser)
     with errors.sentences("ntk-alibi"):  # --help may meet a closed pipe
+        if words and words[0] in GONE:
+            raise ValueError(f"COMMAND must be one of --help's, got {words[0]!r}: {GONE[words[0]]}")
         options = parser.parse_args(words)
-    options.words = words
     with errors.sentences("ntk-alibi", options.extra), subcommand.options_in_errors(words):
         options.run(options)
 

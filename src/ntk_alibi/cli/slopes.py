@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ValueError(f"--length must be given with a dynamic method, got only {method.name}")
     if not dynamic and options.length is not None:
         raise ValueError(
-            "--length must be given with a dynamic method, such as dynamic-ntk:2:query, and no "
+            "--length must be given with a dynamic method, such as dynamic-ntk:2, and no "
             f"other, got {method.name}"
         )
     slopes = slopes_at(options.num_heads, method.scaling, options.length).tolist()

@@ -46,7 +46,6 @@ FOREIGN_ARGUMENTS = {
     "softcap": "leave it out, because scores are not capped here",
     "softmax_scale": "pass scale",
     "window_size": "pass window, which counts the query itself: window_size[0] + 1",
-    **dict.fromkeys(("group", "mesh"), "call ntk_alibi.distributed.attention"),
 }
 
 
@@ -274,7 +273,7 @@ def _checked_initial(initial: Any, query: Any, dtype: Any) -> Any:
         raise TypeError(
             f"initial must be a pair (output, logsumexp), got {_checks.briefly(initial)}"
         )
-    names = "the output of initial", "the logsumexp of initial"
+    names = "initial's output", "initial's logsumexp"
     for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
         if not backend_of(query).holds(array):
             raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")

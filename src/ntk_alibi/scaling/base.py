@@ -57,7 +57,7 @@ class Scaling(Protocol):
         ...
 
 
-def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
+def checked_scaling(value: Any, *, one_layer: bool = True, name: str = "scaling") -> Any:
     """Return a scaling after checking it, also by `check_one_layer` if one_layer is True."""
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
@@ -66,7 +66,7 @@ def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
         if isinstance(value, int | float) and 1 < value < 1e6:  # as a factor is
             advice = f': did you mean NTK({value:g}), or "ntk:{value:g}" of patch?'
         raise TypeError(
-            "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
+            f"{name} must be None or an object with a method scale_exponents(exponents, lengths) "
             f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"
         )
     if one_layer:
@@ -80,6 +80,15 @@ def check_one_layer(scaling: Any) -> None:
         raise ValueError(
             f"scaling must be for one layer here, got {_checks.briefly(scaling)}: pass its "
             "at_layer(number), or use patch(model, scaling), which knows the layers"
+        )
+
+
+def check_layers(scaling: Any, count: int) -> None:
+    """Check that a scaling applies to layers that a model has."""
+    layers = getattr(scaling, "layers", None) or ()
+    if layers and max(layers) >= count:
+        raise ValueError(
+            f"layers must be below {count}, the number of the model's layers, got {scaling!r}"
         )
 
 
@@ -184,7 +193,7 @@ def _layers(value: Any) -> tuple[int, ...]:
         raise TypeError(
             f"layers must be None or an iterable of layer indices, got {_checks.briefly(value)}"
         )
-    layers = {_checks.integer("a number in layers", layer, minimum=0) for layer in value}
+    layers = {_checks.integer(f"layers[{i}]", layer, minimum=0) for i, layer in enumerate(value)}
     if not layers:
         raise ValueError(f"layers must hold at least one layer index, got {_checks.briefly(value)}")
     return tuple(sorted(layers))

@@ -138,8 +138,8 @@ def test_a_bias_of_the_users_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scaling": na.NTK(4.0)}, "scaling must be None or a bias for T5, which has learned"),
-        ({"scaling": "flat:8"}, "scaling must be None or a bias for T5, which has learned"),
+        ({"method": na.NTK(4.0)}, "method must be None or a bias for T5, which has learned"),
+        ({"method": "flat:8"}, "method must be None or a bias for T5, which has learned"),
         ({"attention": "traceable"}, "attention for T5 must be one of 'fused', 'eager'"),
         ({"window": 4, "sink": 2}, "sink must be 0 for T5, got 2"),
         ({"causal_block": 4}, "causal_block must be None for T5, got 4"),
@@ -209,7 +209,7 @@ def test_by_name_and_configuration(name: str, tmp_path: Any) -> None:
         tmp_path, attn_implementation="ntk_alibi", alibi_window=None, alibi_attention="eager"
     ).eval()
     torch.testing.assert_close(without_grad(ours, mask), stock, **LOGITS)
-    with pytest.raises(ValueError, match=f"scaling must be None or a bias for {name}"):
+    with pytest.raises(ValueError, match=f"method must be None or a bias for {name}"):
         kind.from_pretrained(tmp_path, attn_implementation="ntk_alibi", alibi_scaling=na.NTK(4.0))
 
 

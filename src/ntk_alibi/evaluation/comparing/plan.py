@@ -15,9 +15,9 @@ DEFAULT_METHODS = (
     "original",
     "interpolation:4",
     "ntk:4",
-    "dynamic-ntk:2:query",
-    "dynamic-flat:2:query",
-    "dynamic-flat:2:query:logn=0.5",
+    "dynamic-ntk:2",
+    "dynamic-flat",
+    "dynamic-flat:logn=0.5",
 )
 
 

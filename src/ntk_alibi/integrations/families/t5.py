@@ -31,6 +31,11 @@ def _tables(model: Any, layers: list[Any]) -> list[Table]:
         last = layer.relative_attention_max_distance
         bias = partial(_bias, bidirectional=not _is_causal(model), max_distance=last)
         own = layer.has_relative_attention_bias
+        if not (own or tables):
+            raise ValueError(
+                "model must have its table of biases in its first layer, as transformers makes it, "
+                "got one whose first layer has none: its layers would attend without a bias"
+            )
         buckets = layer.relative_attention_num_buckets
         tables.append(Table(layer, buckets, bias) if own else tables[-1])
     return tables
@@ -110,7 +115,7 @@ def _attend(
         cache=cache,
         scale=1.0,  # T5 scales nothing
         dropout=layer.dropout if layer.training else 0.0,
-        weights=bool(attend.model.config.output_attentions if option is None else option),
+        weights=bool(attend.patch.model.config.output_attentions if option is None else option),
     )
     output: torch.Tensor = products[3](context.transpose(1, 2).flatten(2))
     return output, weights
@@ -142,16 +147,10 @@ def _register(prefix: str, **others: Any) -> None:
         slopes=lambda model: of_model(model)[0].n_heads,
         causal=_is_causal,
         tables=lambda model: _tables(model, of_model(model)),
+        masks_pairs=True,
         **fields,
     )
     register(family)
-
-
-def _check_decoder(model: Any, _: Any) -> None:
-    if not _is_causal(model):
-        raise ValueError(
-            "model must be a decoder, got a Pix2Struct whose text_config.is_decoder is False"
-        )
 
 
 _register("T5")
@@ -161,13 +160,4 @@ _register(
     forward=_umt5_forward,
     parameters=("hidden_states", "encoder_hidden_states", CACHE, "attention_mask"),
 )
-_register("SwitchTransformers")
-_register("Pop2Piano")
-_register(
-    "Pix2StructText",
-    name="Pix2Struct",
-    model="Pix2StructTextModel",
-    layers=lambda model: [block.self_attention.attention for block in model.layer],
-    crossing=lambda model: [block.encoder_decoder_attention.attention for block in model.layer],
-    check=_check_decoder,
-)
+_register("SwitchTransformers", makes_masks=lambda stack: not _is_causal(stack))

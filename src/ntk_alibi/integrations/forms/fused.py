@@ -80,7 +80,8 @@ def attend(
     kept = None
     if norms is not None and any(part.keeps_norms for part in parts):
         kept = norms(layer.number)
-    dropped = _dropout(forward_pass, query, dropout, seed) if dropout else None
+    columns = forward_pass.problem.shape[3]
+    dropped = checked_dropout(dropout, seed, query, columns) if dropout else None
     if dropped is None and len(parts) == 1:
         return parts[0].compute(query, key, value, norms=kept)[0], None
     return _compute_parts(parts, dropped, query, key, value, kept), None
@@ -103,8 +104,8 @@ def gradients(
     The weights are computed again: the forward pass keeps nothing but its inputs.
     """
     parts = forward_pass.parts(forward_pass.bias_of(layer.number, layer.table, rows), None)
-    factors = forward_pass.factors(None)
-    dropped, learns = _dropout(forward_pass, query, dropout, seed), rows is not None
+    factors, learns = forward_pass.factors(None), rows is not None
+    dropped = checked_dropout(dropout, seed, query, forward_pass.problem.shape[3])
     calls = [
         AttentionCall(
             query, key[:, :, part.keys], value[:, :, part.keys], part.bias, part.problem, Way.CORE,
@@ -128,13 +129,6 @@ def gradients(
         of_values[:, :, part.keys] += one.value
     table: Any = sum(cast(Any, one.table) for one in found) if learns else None
     return sum(one.query for one in found), of_keys, of_values, table
-
-
-def _dropout(forward_pass: Pass, query: Any, dropout: float, seed: int | None) -> Dropout | None:
-    """Return the dropout of the heads of this rank, or None."""
-    dropped = checked_dropout(dropout, seed, query, forward_pass.problem.shape[3])
-    heads = forward_pass.heads
-    return dropped if dropped is None or heads is None else dropped.cut(Cut(heads=heads))
 
 
 def _prepare(

@@ -17,7 +17,6 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.caches import Bounded
-from ntk_alibi.integrations.family import mesh_of
 from ntk_alibi.integrations.forms.eager import attend_densely
 from ntk_alibi.integrations.passes.mask_values import HIDES
 from ntk_alibi.integrations.settings import Settings
@@ -118,11 +117,6 @@ class TraceableAttend(Attend):
             raise ValueError(
                 f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
                 "window: use attention='fused', or another cache"
-            )
-        if mesh_of(getattr(layer, self.family.output)) is not None:
-            raise ValueError(
-                "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
-                f"divided {name}"
             )
         layer_bias: LayerBias = getattr(layer, BIAS)
         self.check_heads()

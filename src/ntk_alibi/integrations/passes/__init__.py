@@ -1,4 +1,4 @@
-"""The kinds of passes: packed rows, cross-attention, a bounded cache, masks of pairs, plain rows.
+"""The kinds of passes: cross-attention, a bounded cache, masks of pairs, plain rows.
 
 Each module has `begin(given)`, which returns its `Pass`.
 """
@@ -6,15 +6,13 @@ Each module has `begin(given)`, which returns its `Pass`.
 from __future__ import annotations
 
 from ntk_alibi.integrations.caches import Bounded
-from ntk_alibi.integrations.passes import crossing, packed, pairs, rows, window
+from ntk_alibi.integrations.passes import crossing, pairs, rows, window
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.passes.given import Given
 
 
 def begin(given: Given) -> Pass:
     """Return the pass of what a layer got."""
-    if given.segments is not None:
-        return packed.begin(given)
     if given.attend.crosses:
         return crossing.begin(given)
     if isinstance(given.cache, Bounded):

@@ -38,19 +38,19 @@ def begin(given: Given) -> Pass:
     """
     batch, queries, keys = given.sizes
     if given.masks_pairs:
-        shape = batch, given.attend.rule.heads, queries, keys
+        shape = batch, given.attend.patch.rule.heads, queries, keys
         read = read_pairs(given.mask, given.name, shape, keys)
         problem = problem_of_pairs(read, shape, BIDIRECTIONAL)
         return CrossingPass(given, read.real_keys(batch), problem)
     real = real_keys(given, given.mask, keys)
     of = given.settings, queries, given.mask is None
-    memory, keeps = given.attend.memory, real.is_cpu and not is_followed(real)
+    memory, keeps = given.attend.patch.memory, real.is_cpu and not is_followed(real)
     if keeps and memory.crossing is not None:
         made_of, last, forward_pass = memory.crossing
         if made_of == of and torch.equal(last, real):
             return cast(Pass, forward_pass)
     at, unpadded = slice(0, queries), given.mask is None
-    problem = problem_of(real, at, given.attend.rule, BIDIRECTIONAL, unpadded=unpadded)
+    problem = problem_of(real, at, given.attend.patch.rule, BIDIRECTIONAL, unpadded=unpadded)
     forward_pass = CrossingPass(given, real, problem)
     if keeps:
         memory.crossing = of, real.clone(), forward_pass  # real may be a user's mask

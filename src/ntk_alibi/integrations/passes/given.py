@@ -12,7 +12,7 @@ import torch
 from ntk_alibi import _checks
 from ntk_alibi._torch_state import JIT, find_tracer
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.settings import Settings, check_layers, current, stack_of
+from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.scaling import scaling_per
@@ -27,8 +27,6 @@ class Given(NamedTuple):
     Attributes:
         attend: the `Attend` of the layer.
         mask: the mask, or None.
-        positions: the position_ids beside a mask of four dimensions, or None.
-        segments: `PackedSegments`, or None.
         sizes: batch, new tokens, and keys without the keys of a cache.
         device: the device of the queries.
         cache: the cache before this pass, or None.
@@ -36,20 +34,16 @@ class Given(NamedTuple):
         settings: the choices of the patch in force.
         own: biases in place of slopes, by layers, or by None for all layers; bias objects, and
             modules and functions that return them.
-        heads: the heads that this rank of tensor parallelism computes, or None for all.
     """
 
     attend: Any
     mask: Any
-    positions: Any
-    segments: Any
     sizes: Sizes
     device: torch.device
     cache: Any
     past: int
     settings: Settings
     own: Mapping[Any, Any]
-    heads: slice | None
 
     @staticmethod
     def of(
@@ -71,39 +65,24 @@ class Given(NamedTuple):
             cache: the cache before this pass, or None.
             weights: whether the caller wants all weights.
         """
-        model, family = attend.model, attend.family
-        settings = current(model)
+        patch, family = attend.patch, attend.family
+        model, settings = patch.model, patch.settings
         _checks.check_no_context_parallel()
         if attend.causal and not getattr(getattr(model, "config", None), "is_causal", True):
             raise ValueError(
                 f"config.is_causal must be True for a patched {type(model).__name__}, got False"
             )
-        if stack_of(model)[-1] is None:  # settings of its configuration
-            family.check_settings(settings)
-            check_layers(settings.scaling, len(family.layers(model)))
         if weights or tokens.weights:
             settings = replace(settings, attention="eager")
         if tracer := find_tracer():
             _check_tracer(tracer, family, settings)
         own = own_bias.biases_of(model, settings.bias) if settings.bias is not None else {}
-        heads = family.own_heads(attend.layer, model, attend.rule.heads, settings, own)
+        if family.decoder:
+            attend.check_heads()
         past = 0 if cache is None else int(cache.get_seq_length(attend.number))
         if past and settings.scaling is not None and not attend.crosses:
             _warn_of_older_slopes(settings)
-        mask, positions, segments = tokens.padding, tokens.positions, tokens.segments
-        return Given(
-            attend,
-            mask,
-            positions,
-            segments,
-            sizes,
-            device,
-            cache,
-            past,
-            settings,
-            own,
-            heads,
-        )
+        return Given(attend, tokens.mask, sizes, device, cache, past, settings, own)
 
     @property
     def name(self) -> str:
@@ -142,7 +121,7 @@ class Given(NamedTuple):
 def _check_tracer(tracer: str, family: Any, settings: Settings) -> None:
     """Refuse what traces a form that reads the mask."""
     if tracer == JIT or settings.attention != "eager":
-        advice = "use patch(model, scaling, attention='traceable')"
+        advice = "use patch(model, method, attention='traceable')"
         if not family.decoder:
             advice = "take the model without patch"
         raise ValueError(

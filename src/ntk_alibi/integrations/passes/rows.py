@@ -25,7 +25,9 @@ def begin(given: Given) -> Pass:
         mask = F.pad(mask, (0, max(end - mask.shape[1], 0)))
     real = real_keys(given, mask, end, places)
     at, unpadded = slice(end - queries, end), mask is None and places == end
-    problem = problem_of(real[:, :end], at, given.attend.rule, given.limits(end), unpadded=unpadded)
+    problem = problem_of(
+        real[:, :end], at, given.attend.patch.rule, given.limits(end), unpadded=unpadded
+    )
     if places > real.shape[1]:
         real = F.pad(real, (0, places - real.shape[1]))
     return Pass(given, real, problem)

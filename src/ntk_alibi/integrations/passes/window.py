@@ -30,7 +30,7 @@ def begin(given: Given) -> Pass:
     limits = given.limits(given.past + queries)
     if queries == 1:  # which sees all keys that are held
         limits = Mask(causal=given.attend.causal)
-    at, rule, unpadded = slice(held - queries, held), given.attend.rule, given.mask is None
+    at, rule, unpadded = slice(held - queries, held), given.attend.patch.rule, given.mask is None
     return Pass(given, real, problem_of(real, at, rule, limits, skipped, unpadded=unpadded))
 
 

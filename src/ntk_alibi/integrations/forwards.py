@@ -1,0 +1,254 @@
+"""The forward methods that a patch gives a model and its attention layers.
+
+The model's says which patch runs, and hands `Tokens` to transformers in place of masks. A layer's
+looks for the patch that runs, and attends by it. Neither holds a patch: layers that several models
+share, copies and files of parts carry nothing of a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ntk_alibi._torch_state import has_values, is_tracing
+from ntk_alibi.integrations.arguments import cache_of, check_cache_in_use, inputs_of
+from ntk_alibi.integrations.passes.mask_values import check_inputs, check_shape, shown
+from ntk_alibi.integrations.tokens import Tokens
+
+#: The attribute of a patched model that holds its `Patch`.
+PATCH = "_ntk_alibi_patch"
+
+#: The attribute of a layer that holds the patches to which it belongs, `Owners`.
+OWNERS = "_ntk_alibi_owners"
+
+#: Arguments that describe several texts in a row: collators without padding, continuous batching.
+PACKED = (
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+    "read_index",
+    "write_index",
+    "block_table",
+)
+
+INSTEAD = (
+    "a patched model reads one text a row: na.attention(segment_ids=...) in a model of your own, "
+    "or vLLM, reads packed rows"
+)
+
+#: The patch whose model runs in this thread.
+_running = threading.local()
+
+
+class Owners:
+    """The living patches to which a layer belongs; a copy of the layer belongs to none.
+
+    Attributes:
+        place: the number of the layer, and whether it attends to other states.
+    """
+
+    def __init__(self, place: tuple[int, bool]) -> None:
+        self.place = place
+        self._patches: list[Any] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Owners, (self.place,)
+
+    def living(self) -> list[Any]:
+        """Return the patches whose models live."""
+        return [patch for patch in (reference() for reference in self._patches) if patch]
+
+    def change(self, references: list[Any]) -> None:
+        """Take other patches, weak references to them."""
+        self._patches = references
+
+
+def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Replace the forward of a patched model."""
+    patch = getattr(model, PATCH, None)
+    if patch is None:  # a graph that was made before the patch was undone
+        return type(model).forward(model, *args, **kwargs)
+    own = patch.own_forward or partial(type(model).forward, model)
+    names = patch.positional[: len(args)]
+    if len(names) < len(args) or any(name in kwargs for name in names):
+        return own(*args, **kwargs)  # which raises
+    # Dynamo of torch 2.9 takes strict=False for True.
+    given = {**dict(zip(names, args)), **kwargs} if args else kwargs  # noqa: B905
+    before = getattr(_running, "tokens", None)
+    _running.tokens = _handed_over(patch, given)
+    try:
+        return own(**given)
+    finally:
+        _running.tokens = before
+
+
+def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Replace the forward of an attention layer: a patched model attends, others call its own."""
+    tokens = getattr(_running, "tokens", None)
+    attend = None if tokens is None else tokens.patch.attends.get(layer)
+    if attend is None:
+        attend = _attend_of_another(layer, [tokens, *args, *kwargs.values()])
+    if attend is None:
+        return type(layer).forward(layer, *args, **kwargs)
+    return attend.family.forward(attend, layer, *args, **kwargs)
+
+
+def running_tokens() -> Tokens:
+    """Return the tokens of the patched model that runs in this thread."""
+    tokens: Tokens = _running.tokens
+    return tokens
+
+
+def signature_without_types(model: nn.Module) -> inspect.Signature:
+    """Return the signature of a model's own forward, for those who ask for names; it pickles."""
+    signature = inspect.signature(type(model).forward.__get__(model))
+    parameters = [x.replace(annotation=x.empty) for x in signature.parameters.values()]
+    return inspect.Signature(parameters)
+
+
+def _attend_of_another(layer: nn.Module, values: Iterable[Any]) -> Any:
+    """Return the `Attend` of a layer that was not at its place when the patch began, or None.
+
+    A layer attends by the tokens of the model that runs, or by those among its arguments: it is a
+    copy in a patched model, or runs again. A checkpointed layer of remote code, which got a mask,
+    runs again in the backward pass alone.
+    """
+    if OWNERS not in vars(layer):
+        return None
+    owners = vars(layer)[OWNERS]
+    for value in values:
+        if isinstance(value, Tokens) and value.patch is not None:
+            attend = value.patch.attend_of(layer, owners.place)
+            if attend is not None:
+                return attend
+    living = owners.living()
+    if len(living) == 1 and torch._C._current_graph_task_id() != -1:
+        return living[0].attends[layer]
+    if living:
+        raise RuntimeError(
+            f"layer must be called by its patched {type(living[0].model).__name__} "
+            f"({living[0]!r}), got a call of {type(layer).__name__} from elsewhere: undo that "
+            "patch, patch the model that calls it, too, or give it a copy of the layer"
+        )
+    return None
+
+
+def _handed_over(patch: Any, given: dict[str, Any]) -> Tokens:
+    """Check the arguments of a model, put tokens in place of its masks, and return the tokens."""
+    family, mask = patch.family, given.get("attention_mask")
+    tokens = mask if isinstance(mask, Tokens) else Tokens(patch, mask)
+    if family.code is None:
+        return tokens
+    if mask is not tokens:
+        _check(patch, given)
+    if patch.settings.traceable:
+        given["attention_mask"] = _without_booleans(mask, patch)
+    if not patch.hands_over:
+        return tokens
+    wanted = given.get("output_attentions")
+    tokens.weights = bool(patch.model.config.output_attentions if wanted is None else wanted)
+    given["attention_mask"] = tokens
+    if given.get("encoder_hidden_states") is not None:
+        of_encoder = Tokens(patch, given.get("encoder_attention_mask"))
+        of_encoder.weights, given["encoder_attention_mask"] = tokens.weights, of_encoder
+    return tokens
+
+
+def _check(patch: Any, given: dict[str, Any]) -> None:
+    """Refuse arguments that a patched model of transformers does not read as they are meant."""
+    if patch.settings.traceable or patch.family.tables is not None:
+        _check_layers(patch)
+    check_inputs(given)
+    mask: Any = given.get("attention_mask")
+    cache, inputs = cache_of(given), inputs_of(given)
+    if getattr(mask, "ndim", 2) == 4 and not patch.family.masks_pairs:
+        advice = "na.attention(mask=...) in a model of your own takes masks of pairs"
+        if getattr(cache, "is_compileable", False):
+            advice = "take another cache than a static one, for which generate() makes such masks"
+        raise ValueError(
+            "attention_mask must have shape (batch, keys) for a patched "
+            f"{patch.family.name}, as transformers' own takes it, got {tuple(mask.shape)}: {advice}"
+        )
+    paged = given.get("cache")
+    if paged is not None and paged is not cache:
+        raise ValueError(f"cache must have get_seq_length, got {type(paged).__name__}: {INSTEAD}")
+    for name in PACKED:
+        if given.get(name) is not None:
+            raise ValueError(f"{name} must be None, got a {type(given[name]).__name__}: {INSTEAD}")
+    if given.get("use_cache") is False:
+        check_cache_in_use(given)
+    if inputs is None:
+        return
+    if given.get("position_ids") is not None and patch.causal:
+        _check_positions(given["position_ids"], mask, inputs.shape[1])
+    if patch.settings.traceable and mask is not None and not is_tracing():
+        (rows, tokens), past, capacity = inputs.shape[:2], 0, 0
+        if cache is not None:
+            past, capacity = int(cache.get_seq_length()), int(cache.get_mask_sizes(tokens, 0)[0])
+        sizes = rows, patch.rule.heads, tokens, past + tokens
+        check_shape(mask, "attention_mask", sizes, capacity)
+
+
+def _check_layers(patch: Any) -> None:
+    """Refuse layers that took the place of others, and would attend without a bias.
+
+    Layers get tokens in all other models, which those without patch refuse.
+    """
+    layers = patch.family.layers(patch.model)
+    if patch.settings.traceable and any(OWNERS not in vars(layer) for layer in layers):
+        raise ValueError(
+            f"model must have the layers that it had at the patch, got a {patch.family.name} with "
+            "other ones: patch again after replacing layers"
+        )
+    if patch.family.tables is None:
+        return
+    attend = patch.attends.get(layers[0])
+    owner = layers[0] if attend is None else attend.table.table.owner
+    if owner is not layers[0] and owner in patch.attends:
+        raise ValueError(
+            f"model must have the layers that it had at the patch, got a {patch.family.name} "
+            "without the first one, whose table of biases the others share: undo the patch"
+        )
+
+
+def _check_positions(value: Any, mask: Any, tokens: int) -> None:
+    """Refuse position_ids of several texts in a row, of which no real token may go back.
+
+    Padding may have any position, and a token may skip some, where there is padding.
+    """
+    positions = torch.as_tensor(value)
+    if not positions.is_cpu or not has_values(positions) or positions.shape[-1] != tokens:
+        return
+    positions = torch.atleast_2d(positions)
+    wrong = positions.diff(dim=-1) != 1
+    if mask is not None and getattr(mask, "ndim", 0) == 2 and mask.shape[1] >= tokens:
+        if not mask.is_cpu or not has_values(mask):
+            return
+        real = mask[:, -tokens:] != 0
+        behind = torch.where(real, positions, positions.min() - 1).cummax(dim=-1).values[:, :-1]
+        wrong = wrong & real[:, 1:] & (positions[:, 1:] <= behind)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"position_ids must rise by one from real token to real token, got {value}: {INSTEAD}"
+        )
+
+
+def _without_booleans(mask: Any, patch: Any) -> Any:
+    """Return the mask with which a traceable model goes on.
+
+    Layers of a family may take booleans of transformers' masks for hidden keys.
+    """
+    if mask is None or mask.ndim != 4 or not patch.family.masks_hidden:
+        return mask
+    if mask.dtype != torch.bool and not has_values(mask):
+        return mask
+    zeros = torch.zeros(mask.shape, device=mask.device)
+    return zeros.masked_fill(~shown(mask, "attention_mask"), torch.finfo(torch.float32).min)

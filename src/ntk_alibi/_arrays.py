@@ -101,8 +101,8 @@ def find_memory(query: Any, key: Any, value: Any) -> Memory | None:
 def has_shape(array: Any, *shapes: tuple[Any, ...]) -> bool:
     """Return whether an array has one of the shapes.
 
-    Sizes are compared one by one: torch.compile's symbols equal integers, but tuples with symbols do
-    not equal tuples of integers.
+    Sizes are compared one by one: torch.compile's symbols equal integers, but tuples with symbols
+    do not equal tuples of integers.
     """
     return any(_same_sizes(array.shape, shape) for shape in shapes)
 

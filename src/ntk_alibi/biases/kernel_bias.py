@@ -24,9 +24,6 @@ SLOPES = ("left", "right", "far_left", "far_right")
 #: The fields with arrays or tensors.
 ARRAYS = (*SLOPES, "first", "table", "sums", "dense")
 
-#: Those whose arrays the core takes as they are.
-IN_CORE = (*SLOPES, "table", "sums")
-
 
 class KernelBias(NamedTuple):
     """A bias in kernel form: exactly one of slopes, table, sums and dense, or none for no bias.
@@ -317,12 +314,15 @@ class KernelBias(NamedTuple):
         """Return a bias of NumPy arrays for the core, which ignores `exempt` and `first`."""
         if self.core is not None:
             return self.core
-        named = ((name, getattr(self, name)) for name in IN_CORE)
-        arrays = {name: readable(array) for name, array in named if array is not None}
-        if self.dense is not None:
-            dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])
-            arrays["dense"] = dense[(None,) * (4 - dense.ndim)]
-        return _core.Bias(**arrays, knee=self.knee, table_begin=self.table_begin)
+        dense = self.dense
+        if dense is not None:
+            dense = np.require(_checks.as_float32("bias", dense), np.float32, ["ALIGNED"])
+            dense = dense[(None,) * (4 - dense.ndim)]
+        given = self.left, self.right, self.far_left, self.far_right, self.table, self.sums
+        left, right, *far, table, sums = (None if x is None else readable(x) for x in given)
+        return _core.Bias(
+            left, right, far[0], far[1], self.knee, table, self.table_begin, sums, dense
+        )
 
 
 def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:

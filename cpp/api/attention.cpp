@@ -10,7 +10,6 @@
 #include "core/attention.h"
 #include "core/block_mask.h"
 #include "core/constants.h"
-#include "core/slopes.h"
 
 namespace ntk_alibi {
 namespace {
@@ -225,11 +224,16 @@ std::int64_t element_count(std::int64_t heads, std::int64_t rows, std::int64_t h
 
 std::vector<float> alibi_slopes(std::int64_t num_heads) {
   check_integer("num_heads", num_heads, 1, greatest_head_count);
-  std::vector<double> exponents(num_heads);
-  alibi_exponents(num_heads, SlopeRule::press, exponents.data());
+  constexpr double last_exponent = 8.0;
+  std::int64_t regular = 1;  // a power of two
+  while (2 * regular <= num_heads) regular *= 2;
   std::vector<float> slopes;
-  for (const double exponent : exponents)
+  for (std::int64_t h = 0; h < num_heads; ++h) {
+    // The heads beyond take every other exponent of twice as many heads.
+    const double exponent = h < regular ? last_exponent * (h + 1) / regular
+                                        : last_exponent * (2 * (h - regular) + 1) / (2 * regular);
     slopes.push_back(static_cast<float>(std::exp2(-exponent)));
+  }
   return slopes;
 }
 

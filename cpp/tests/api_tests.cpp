@@ -93,6 +93,7 @@ void test_public_interface() {
   }
   CHECK(weighed[0] > weighed[1] && weighed[1] > weighed[2]);
   CHECK(alibi_slopes(4) == (std::vector<float>{0.25f, 0.0625f, 0.015625f, 0.00390625f}));
+  CHECK(alibi_slopes(3) == (std::vector<float>{0.0625f, 0.00390625f, 0.25f}));
   AttentionArguments nothing;
   nothing.query_length = nothing.key_length = 0;
   nothing.head_dim = 1;

@@ -66,8 +66,10 @@ def way_of(query: Any, *others: Any, bias: Any = None, name: str = "query") -> W
         return Way.OPERATOR
     if not torch.is_grad_enabled():
         return Way.CORE
-    parameters = getattr(bias, "parameters", None)  # a property if bias is a class, refused later
-    learned = parameters if isinstance(parameters, tuple) else (bias,)
+    learned: tuple[Any, ...] = ()
+    if getattr(bias, "constant", None) is None:
+        parameters = getattr(bias, "parameters", None)  # a property if bias is a class
+        learned = parameters if isinstance(parameters, tuple) else (bias,)
     return Way.OPERATOR if any_requires_grad(query, *others, *learned) else Way.CORE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -111,7 +111,11 @@ class ALiBi(BiasObject):
             check_slopes("slopes (right)", slopes[1], heads)
         elif slopes is not None:
             check_slopes("slopes", slopes, heads)
-        self.define(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
+        exempt = _checks.integer("exempt", self.exempt, minimum=0)
+        constant = None
+        if slopes is None and is_constant(self.scaling):
+            constant = ConstantSlopes(_standard_rule(heads), self.scaling, self.sides, exempt)
+        self.define(num_heads=heads, exempt=exempt, constant=constant)
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
@@ -212,6 +216,19 @@ class ModelALiBi(BiasObject):
         return both._replace(**ahead, core=None)
 
 
+class ConstantSlopes(NamedTuple):
+    """Slopes that are the same for all problems: what `_static_bias` takes."""
+
+    rule: ModelSlopes
+    scaling: Scaling | None
+    sides: Sides
+    exempt: int
+
+    def kernel_bias(self) -> KernelBias:
+        """Return their kernel form, which is kept."""
+        return _static_bias(*cast(Any, self))
+
+
 _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
 
 
@@ -244,4 +261,4 @@ def _static_bias(
     bias.check_far_slopes()
     for side in bias.slopes.values():
         side.flags.writeable = False
-    return bias._replace(core=bias.in_core(()))
+    return bias._replace(core=bias.in_core())

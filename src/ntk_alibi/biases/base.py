@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class BiasObject:
 
     num_heads: int = field(init=False, repr=False)
     sides: str = field(init=False, repr=False)
+    #: What has the kernel form if that is the same for all problems and there are no parameters,
+    #: hashed and compared by its values.
+    constant: ClassVar[Any] = None
 
     def define(self, **values: Any) -> None:
         """Set attributes in a subclass's constructor, although instances are frozen.
@@ -172,8 +175,8 @@ def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
         return NO_BIAS
     make = getattr(bias, "kernel_bias", None)
     if make is not None and not isinstance(bias, type):
-        if bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
-            check_fits(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
+        if bias.num_heads != problem.shape[1] or not problem.mask.causal:
+            check_fits(bias, problem.shape[1], causal=problem.mask.causal)
         kernel = make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(

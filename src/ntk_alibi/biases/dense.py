@@ -103,7 +103,10 @@ def dense_bias(
     """
     if bias.left is not None and bias.far_left is None and not bias.exempt:
         shape = (max(bias.left.shape[0], bias.right.shape[0]), *problem.shape[1:])
-        write = partial(_core.relative_bias, bias.left, bias.right)
+        hidden = np.full((1, 1, 1), np.inf, np.float32)
+        write = partial(
+            _core.relative_bias, bias.left, hidden if problem.mask.causal else bias.right
+        )
         return _filled(write, shape, dtype, out, backend)
     positions = problem.positions()
     finite, hidden = bias.values(*positions)

@@ -131,6 +131,17 @@ def test_a_kept_mask_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(attend(*sources, mask=mask), before)
 
 
+def test_changes_of_a_mask_of_inference_mode_are_seen() -> None:
+    with torch.inference_mode():
+        sources, mask = tensors(), mask_of().clone()
+        kept = na.BlockMask(mask)
+        before = attend(*sources, mask=kept)
+        mask.logical_not_()
+        after = attend(*sources, mask=kept)
+        torch.testing.assert_close(after, attend(*sources, mask=mask.clone()))
+    assert not torch.equal(after, before)
+
+
 #: Tensors over memory that an older mask read, with other values by now.
 OVER_MEMORY = {
     "from_numpy": lambda memory, _: torch.from_numpy(memory),

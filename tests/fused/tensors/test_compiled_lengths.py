@@ -142,6 +142,31 @@ def test_by_inductor(name: str) -> None:
     assert graphs_after(*FORMS[name], LENGTHS[:5]) <= 2
 
 
+#: What a call of 9 tokens is given besides the inputs, with sizes that are integers.
+BESIDE: dict[str, dict[str, Any]] = {
+    "positions": dict.fromkeys(("query_positions", "key_positions"), torch.arange(9).repeat(2, 1)),
+    "segments": {"segment_ids": torch.arange(9).repeat(2, 1) // 4},
+    "padding": {"key_padding_mask": torch.ones(2, 9)},
+    "mask": {"mask": torch.ones(1, 1, 9, 9, dtype=torch.bool)},
+    "dense": {"bias": torch.zeros(1, HEADS, 9, 9)},
+    "gates": {"bias": na.ForgetGates(-torch.ones(2, HEADS, 9))},
+    "slopes": {"bias": na.ALiBi(HEADS, slopes=torch.ones(2, HEADS, 9))},
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_symbols_are_compared_with_integers(name: str) -> None:
+    torch.compiler.reset()
+    query = torch.randn(2, HEADS, 9, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.maybe_mark_dynamic(query, 2)
+
+    def attending(query: torch.Tensor) -> torch.Tensor:
+        return na.attention(query, query, query, **BESIDE[name])
+
+    compiled = torch.compile(attending, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(query), attending(query))
+
+
 def test_a_mask_of_another_length_is_refused() -> None:
     torch.compiler.reset()
     attending, mask = FORMS["mask"]

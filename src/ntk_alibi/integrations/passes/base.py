@@ -144,7 +144,7 @@ class Pass:
         if log_n is not None and log_n.biased:
             kernel = kernel.times(self.factors(like))
         if like is None and kernel.core is None:
-            kernel = kernel._replace(core=kernel.in_core(problem.shape))
+            kernel = kernel._replace(core=kernel.in_core())
         parts = []
         for keys, part in ranges_of(problem):
             of_part = kernel if keys == ALL else kernel.cut(Cut(keys=keys), problem.shape)

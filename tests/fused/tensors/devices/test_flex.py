@@ -36,7 +36,7 @@ def attend(call: Any) -> torch.Tensor:
     """Return the output of the compiled kernel, which must support the call."""
     assert KERNEL.find_obstacle(call, log=False) is None
     with torch.no_grad():
-        return KERNEL.attend(call, log=False)[0]
+        return KERNEL.compute(call, log=False)[0]
 
 
 def gates(shape: tuple[int, ...]) -> torch.Tensor:

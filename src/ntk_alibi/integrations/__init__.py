@@ -205,7 +205,7 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         >>> model = transformers.BloomForCausalLM(config)
         >>> handle = na.patch(model, "ntk:4")
         >>> [patch.scaling for patch in na.patched(model)]
-        [NTK(factor=4)]
+        [NTK(factor=4.0)]
     """
     return handles(families.found(model)[1])
 

@@ -114,7 +114,7 @@ class ALiBi(BiasObject):
         exempt = _checks.integer("exempt", self.exempt, minimum=0)
         constant = None
         if slopes is None and is_constant(self.scaling):
-            constant = ConstantSlopes(_standard_rule(heads), self.scaling, self.sides, exempt)
+            constant = ConstantSlopes(ModelSlopes(heads), self.scaling, self.sides, exempt)
         self.define(num_heads=heads, exempt=exempt, constant=constant)
 
     def __repr__(self) -> str:

@@ -380,15 +380,3 @@ def test_every_scaling_and_public_function_is_in_the_formulas() -> None:
     for name in na.__all__:
         if name not in WITHOUT_FORMULA:
             assert f"`{name}" in formulas or f"`na.{name}" in formulas, name
-
-
-DOCUMENTS = [ROOT.glob("*.md"), (ROOT / "docs").rglob("*.md"), ROOT.glob("*/results/*.md")]
-
-
-@pytest.mark.parametrize(
-    "path", [ROOT / "cpp/README.md", *(x for y in DOCUMENTS for x in sorted(y))]
-)
-def test_links_between_documents_lead_somewhere(path: Path) -> None:
-    prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}"

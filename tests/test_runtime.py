@@ -85,4 +85,4 @@ def test_info_names_what_is_there() -> None:
 
 def test_what_is_said_of_gpus_stands_in_their_page() -> None:
     sentence = na.info()["gpu"]
-    assert sentence in (ROOT / "docs/gpu.md").read_text("utf-8")
+    assert sentence in (ROOT / "docs/versions.md").read_text("utf-8")

@@ -1,7 +1,7 @@
 """Names of methods: "ntk:4" and its like mean a scaling and a log-n factor.
 
 The command line, `patch`, the harness, tables and plots share these names. The module also reads
-two things from a model's config: the training length, and misspelled settings of this package.
+from a model's config: the training length, the entry of a patch, and misspelled settings.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ ADVICE = (
     f"{RECOMMENDED}; for texts of one length flat:FACTOR, which finds as much, or more; "
     "beyond 8 training lengths try both with logn=0.5, too"
 )
+
+#: The attribute of a configuration.
+ENTRY = "ntk_alibi"
+
+#: What it may hold: arguments of `patch`.
+KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n")
 
 #: Scalings by kind, which is the first word of a method's name. Static scalings take a factor, a
 #: knee its start before the factor, dynamic scalings a rate, the training length and `per`.
@@ -126,6 +132,26 @@ def as_method(value: Any, train_length: int) -> Method:
     return Method(method_name(scaling), trained_at(scaling, train_length))
 
 
+def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tuple[Any, Any]:
+    """Return the scaling and the factor of scores of a method by name, a dict or an object.
+
+    Args:
+        scaling: what `patch` takes.
+        log_n: what `patch` takes.
+        train_length: the training length of methods by name, and of scalings without one; None if
+            the model's configuration has none.
+    """
+    if isinstance(scaling, str):
+        method = parse_method(scaling, train_length)
+        _checks.at_most_one(**{"log_n": log_n, "a factor in method": method.log_n})
+        return method.scaling, log_n if method.log_n is None else method.log_n
+    if isinstance(scaling, Mapping):
+        scaling = scaling_from_config(scaling)
+    if hasattr(scaling, "trained_at") and train_length is not None:
+        scaling = trained_at(scaling, train_length)
+    return scaling, log_n
+
+
 def find_kind(scaling: Any) -> str | None:
     """Return the kind of a scaling, such as "ntk"; None if its class has no name."""
     return next((kind for kind, known in _KINDS.items() if known is type(scaling)), None)
@@ -185,6 +211,30 @@ def find_train_length(config: Any) -> int | None:
         if length := getattr(config, name, None):
             return _checks.integer(f"{name} of the model's config", length, minimum=1)
     return None
+
+
+def read_entry(config: Any) -> dict[str, Any] | None:
+    """Return the arguments of `patch` in a configuration, or None without an entry.
+
+    Raises:
+        TypeError: the entry is no dict.
+        ValueError: it has a key that `patch` does not know.
+    """
+    entry = getattr(config, ENTRY, None)
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping):
+        raise TypeError(
+            f"config.{ENTRY} must be a dict such as {{'method': 'ntk:4', 'window': 4096}}, got "
+            f"{_checks.briefly(entry)}"
+        )
+    for key in entry:
+        if key not in KEYS:
+            raise ValueError(
+                f"config.{ENTRY} must have no keys but {', '.join(KEYS)}, got {key!r}"
+                f"{_names.did_you_mean(str(key), KEYS)}"
+            )
+    return dict(entry)
 
 
 def find_misspelled_settings(

@@ -90,13 +90,15 @@ def test_the_advice_is_the_same_everywhere(capsys: pytest.CaptureFixture[str]) -
     page = (ROOT / "docs/choose-a-method.md").read_text("utf-8")
     assert f"**Take `{RECOMMENDED}`.**" in page
     assert ADVICE.startswith(f"{RECOMMENDED};")
-    found = re.search(
-        r"A factor is (\d) . text length / training length, and a rate (\d);\s"
-        r"of `interpolation` (\d), and of a `knee` (\d),",
-        page,
-    )
-    assert found is not None
-    factor, rate, of_interpolation, of_knee = found.groups()
+    table = re.findall(r"^\| (`[^|]*) \| (\d) . text length[^|]* \| (\d) \|$", page, re.MULTILINE)
+    recommended = {
+        kind: values for kinds, *values in table for kind in re.findall("`(.*?)`", kinds)
+    }
+    factor, rate = recommended["flat"]
+    assert recommended["ntk"] == [factor, rate]
+    of_interpolation, of_knee = recommended["interpolation"][0], recommended["knee"][0]
+    assert recommended["interpolation"] == [of_interpolation] * 2
+    assert recommended["knee"] == [of_knee] * 2
     with contextlib.suppress(SystemExit):
         main(["methods", "--help"])
     text = " ".join(capsys.readouterr().out.split())

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +12,7 @@ from torch import distributed, nn
 
 import ntk_alibi as na
 import processes
-from ntk_alibi.models import load
 from ntk_alibi.torch import learned_bias
-from repository import ROOT
 from table_families import HEADS, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -210,33 +204,3 @@ def test_weights_that_processes_share(family: str, way: str, size: int, first: s
     for found in processes.run(size, trained_by, way, family, first):
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["fsdp", "ddp"])
-def test_the_program_of_the_page_trains(way: str, tmp_path: Path) -> None:
-    """The losses of its two processes are those of the same patched model in one."""
-    page = (ROOT / "docs/several-machines.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    if way == "ddp":
-        (copied,) = re.findall(r"`(model = torch\.nn\S+\(model\))`", page)
-        begin, end = program.index("mesh = "), program.index("na.patch(")
-        program = program[:begin] + program[end:]
-        program = program.replace("optimizer = ", f"{copied}\noptimizer = ", 1)
-    (tmp_path / "train.py").write_text(program)
-    command = "torch.distributed.run --standalone --nproc_per_node=2 train.py"
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    model, tokenizer, _ = load()
-    na.patch(model, "ntk:4")
-    texts = re.findall(r"line \w+: \d+", page)
-    for printed, text in zip(sorted(done.stdout.splitlines()), texts, strict=True):
-        batch = tokenizer(text, return_tensors="pt")
-        own = model(**batch, labels=batch["input_ids"]).loss.item()
-        assert float(printed.split()[1]) == pytest.approx(own, abs=1e-4)

@@ -1,5 +1,5 @@
 // The public interface of ntk_alibi for C++: attention with linear biases over distance (ALiBi), in
-// main memory. All other headers of the project may change at any time. docs/project.md explains
+// main memory. All other headers of the project may change at any time. docs/cpp.md explains
 // the build.
 //
 // Functions throw std::invalid_argument, which names the field, what is expected and what came.

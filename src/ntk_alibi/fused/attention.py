@@ -137,9 +137,9 @@ def attention(
 
     Arrays are read without a copy if their last stride is 1. Tensors, parameters of biases and
     dense biases may require grad; torch.compile, autocast, vmap and every derivative of torch work
-    (docs/derivatives.md). float64 tensors, and other derivatives than first gradients, go through
+    (docs/compile.md). float64 tensors, and other derivatives than first gradients, go through
     torch's operations, some queries at a time; tensors on devices other than the CPU go through
-    flash-attn, FlexAttention or torch's operations (docs/gpu.md; NaN in hidden keys may spread
+    flash-attn, FlexAttention or torch's operations (docs/versions.md; NaN in hidden keys may spread
     there).
 
     Raises:

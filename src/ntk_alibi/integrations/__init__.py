@@ -17,10 +17,11 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.biases.slopes import ModelSlopes
     from ntk_alibi.integrations import families, own_bias
     from ntk_alibi.integrations.attend import Attend
-    from ntk_alibi.integrations.config import ENTRY, entry_of, read_entry
+    from ntk_alibi.integrations.config import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
-    from ntk_alibi.integrations.settings import Settings, scaling_and_log_n, settings_of
+    from ntk_alibi.integrations.settings import Settings, settings_of
+    from ntk_alibi.methods import ENTRY, read_entry, scaling_and_log_n
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from ntk_alibi import _checks, _names
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.methods import ORIGINAL, method_name, parse_method
-
-#: The attribute of a configuration.
-ENTRY = "ntk_alibi"
-
-#: What it may hold: arguments of `patch`.
-KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n")
+from ntk_alibi.methods import ENTRY, ORIGINAL, method_name, parse_method
 
 #: Configurations that a patch changed, each with the entry it had before, or nothing.
 Written = list[tuple[Any, tuple[Any, ...]]]
-
-
-def read_entry(config: Any) -> dict[str, Any] | None:
-    """Return the arguments of `patch` in a configuration, or None without an entry.
-
-    Raises:
-        TypeError: the entry is no dict.
-        ValueError: it has a key that `patch` does not know.
-    """
-    entry = getattr(config, ENTRY, None)
-    if entry is None:
-        return None
-    if not isinstance(entry, Mapping):
-        raise TypeError(
-            f"config.{ENTRY} must be a dict such as {{'method': 'ntk:4', 'window': 4096}}, got "
-            f"{_checks.briefly(entry)}"
-        )
-    for key in entry:
-        if key not in KEYS:
-            raise ValueError(
-                f"config.{ENTRY} must have no keys but {', '.join(KEYS)}, got {key!r}"
-                f"{_names.did_you_mean(str(key), KEYS)}"
-            )
-    return dict(entry)
 
 
 def entry_of(settings: Settings, given: Any, train_length: int | None) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import numeric_check, own_bias
-from ntk_alibi.integrations.settings import Settings, check_layers
+from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tables import Table
 from ntk_alibi.integrations.transformers_versions import (
     check_forward,
@@ -24,7 +24,7 @@ from ntk_alibi.integrations.transformers_versions import (
 )
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import find_train_length, train_length_or_default
-from ntk_alibi.scaling import scaling_per
+from ntk_alibi.scaling import check_layers, scaling_per
 
 #: Owner, attribute and replacement: a function, which gets the owner as its first argument, a
 #: static method, which does not, or a plain value.
@@ -121,10 +121,10 @@ class Family:
         crossing: crossing(model) returns layers over the states of another model, in the
             order of the layers before them.
         decoder: whether it is a decoder of transformers with slopes, for attention="traceable".
-        makes_masks: makes_masks(model) returns whether the code of transformers computes with a mask,
-            whose result its layers then get in place of `Tokens`.
+        makes_masks: makes_masks(model) returns whether transformers' code computes with the mask,
+            so that its layers get a mask in place of `Tokens`.
         masks_pairs: whether its models take masks of four dimensions, where columns count.
-        model_forward: model_forward(model, **arguments) is called in place of the model's own
+        model_forward: `model_forward(model, **arguments)` is called in place of the model's own
             forward.
         masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
 

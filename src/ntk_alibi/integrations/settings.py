@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ntk_alibi import _checks
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.methods import ORIGINAL, parse_method
+from ntk_alibi.methods import ORIGINAL
 from ntk_alibi.positions.log_n import LogN, as_log_n
-from ntk_alibi.scaling import Scaling, checked_scaling, scaling_from_config, scaling_per, trained_at
+from ntk_alibi.scaling import Scaling, checked_scaling, scaling_per
 
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "eager", "traceable")
@@ -58,35 +57,6 @@ class Settings:
         if self.log_n is not None:
             choices.append(f"log_n={self.log_n!r}")
         return ", ".join(choices)
-
-
-def check_layers(scaling: Any, count: int) -> None:
-    """Check that a scaling applies to layers that a model has."""
-    layers = getattr(scaling, "layers", None) or ()
-    if layers and max(layers) >= count:
-        raise ValueError(
-            f"layers must be below {count}, the number of the model's layers, got {scaling!r}"
-        )
-
-
-def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tuple[Any, Any]:
-    """Return the scaling and the factor of scores of a method by name, a dict or an object.
-
-    Args:
-        scaling: what `patch` takes.
-        log_n: what `patch` takes.
-        train_length: the training length of methods by name, and of scalings without one; None if
-            the model's configuration has none.
-    """
-    if isinstance(scaling, str):
-        method = parse_method(scaling, train_length)
-        _checks.at_most_one(**{"log_n": log_n, "a factor in method": method.log_n})
-        return method.scaling, log_n if method.log_n is None else method.log_n
-    if isinstance(scaling, Mapping):
-        scaling = scaling_from_config(scaling)
-    if hasattr(scaling, "trained_at") and train_length is not None:
-        scaling = trained_at(scaling, train_length)
-    return scaling, log_n
 
 
 def warn_of_another_train_length(scaling: Any, stated: int | None) -> None:

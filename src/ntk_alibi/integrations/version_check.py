@@ -21,9 +21,9 @@ from torch import nn
 
 from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.config import ENTRY
 from ntk_alibi.integrations.overriding import replaced
 from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.methods import ENTRY
 
 #: Sizes of the small model, by the names that configurations have for them; others stay. The size
 #: of a head stays, too.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files, _installed
-from ntk_alibi.methods import train_length_or_default
+from ntk_alibi.methods import read_entry, train_length_or_default
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -173,7 +173,6 @@ def _load(
     from transformers import AutoTokenizer
 
     from ntk_alibi.integrations import patch
-    from ntk_alibi.integrations.config import read_entry
 
     name = checkpoint_name(model)
     with reading(name):

@@ -83,6 +83,15 @@ def check_one_layer(scaling: Any) -> None:
         )
 
 
+def check_layers(scaling: Any, count: int) -> None:
+    """Check that a scaling applies to layers that a model has."""
+    layers = getattr(scaling, "layers", None) or ()
+    if layers and max(layers) >= count:
+        raise ValueError(
+            f"layers must be below {count}, the number of the model's layers, got {scaling!r}"
+        )
+
+
 def at_layer(scaling: Any, layer: int) -> Any:
     """Return the scaling of one layer of a model, or None."""
     select = getattr(scaling, "at_layer", None)

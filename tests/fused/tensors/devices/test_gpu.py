@@ -1,4 +1,4 @@
-"""Kernels on a GPU against float64 on the CPU; docs/gpu.md has what ran where."""
+"""Kernels on a GPU against float64 on the CPU; benchmarks/results/gpu.md has what ran where."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def apply(
     settings: Settings,
     entry: dict[str, Any] | None = None,
 ) -> PatchHandle:
-    """Check all targets in a model, then patch them.
+    """Patch all targets in a model, whose family has checked that the settings fit.
 
     Args:
         model: the model that a user has.
@@ -210,7 +210,6 @@ def apply(
         entry: the entry of the configuration, or None for none.
     """
     for target in targets:
-        family.check_fit(target, settings)
         if family.code is not None and not version_is_tested():
             version_check.check(family, target, partial(_patch_plainly, family))
     warn_of_another_train_length(settings.scaling, family.stated_length(targets[0]))

@@ -236,8 +236,11 @@ def _check_positions(value: Any, mask: Any, tokens: int) -> None:
         behind = torch.where(real, positions, positions.min() - 1).cummax(dim=-1).values[:, :-1]
         wrong = wrong & real[:, 1:] & (positions[:, 1:] <= behind)
     if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        before, after = positions[row, column : column + 2].tolist()
         raise ValueError(
-            f"position_ids must rise by one from real token to real token, got {value}: {INSTEAD}"
+            f"position_ids must rise by one from real token to real token, got {after} after "
+            f"{before} in row {row}: {INSTEAD}"
         )
 
 

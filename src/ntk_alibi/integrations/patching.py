@@ -170,8 +170,9 @@ class PatchHandle:
         Raises:
             ValueError: the patch is not in force, or has such a block already.
         """
-        if self._state != "in force" or self._entered:
-            state = "inside a block of its own" if self._entered else f"that was {self._state}"
+        in_force = self._state == "in force"
+        if not in_force or self._entered:
+            state = "inside a block of its own" if in_force else f"that was {self._state}"
             raise ValueError(
                 f"patch must be in force and have one with block, got one {state}: call "
                 "na.patch(model, ...) again"

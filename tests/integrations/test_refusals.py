@@ -256,13 +256,13 @@ def test_replicas(family: str) -> None:
 
 def test_sinks_and_exempt_tokens_that_contradict() -> None:
     model, bias = make_model("bloom"), na.ALiBi(8, exempt=3)
-    with na.patch(model, bias, window=5, sink=1), pytest.raises(ValueError, match="^sink must be"):
+    with na.patch(model, bias, window=5, sink=1), pytest.raises(ValueError, match=r"^sink must be"):
         model(IDS)
 
 
 def test_slow_but_exact_models_keep_the_eager_form() -> None:
     model = make_model("bloom", pretraining_tp=2, slow_but_exact=True)
-    with pytest.raises(ValueError, match="^attention must be 'eager'"):
+    with pytest.raises(ValueError, match=r"^attention must be 'eager'"):
         na.patch(model)
     stock = model(IDS).logits
     with na.patch(model, attention="eager"):

@@ -111,7 +111,7 @@ def test_two_traceable_patches_of_a_layer_are_refused(shared: Any) -> None:
     model, draft = shared
     with na.patch(model, MAIN, attention="traceable"):
         expected = run(model)
-        with pytest.raises(ValueError, match="^model must have attention layers of its own"):
+        with pytest.raises(ValueError, match=r"^model must have attention layers of its own"):
             na.patch(draft, DRAFT, attention="traceable")
         assert na.patched(draft) == []
         assert torch.equal(run(model), expected)
@@ -174,7 +174,9 @@ def test_a_t5_whose_first_block_was_dropped_before_the_patch() -> None:
     """The first block has the table of biases, which the others share: stock adds zeros then."""
     model = model_of("t5, encoder")
     model.encoder.block = model.encoder.block[1:]
-    with pytest.raises(ValueError, match="^model must have its table of biases in its first layer"):
+    with pytest.raises(
+        ValueError, match=r"^model must have its table of biases in its first layer"
+    ):
         na.patch(model)
     assert na.patched(model) == []
 
@@ -183,7 +185,7 @@ def test_a_t5_whose_first_block_is_dropped_after_the_patch() -> None:
     model = model_of("t5, encoder")
     handle = na.patch(model)
     model.encoder.block = model.encoder.block[1:]
-    with pytest.raises(ValueError, match="^model must have the layers that it had at the patch"):
+    with pytest.raises(ValueError, match=r"^model must have the layers that it had at the patch"):
         run(model)
     handle.undo()
     run(model)
@@ -245,7 +247,7 @@ def test_what_tools_do_with_the_arguments_of_a_layer(family: str) -> None:
         again = [layer(*args, **kwargs), layer(*copied[0], **copied[1])]
     first, second = (x if isinstance(x, torch.Tensor) else x[0] for x in again)
     assert torch.equal(first, second)
-    with pytest.raises(TypeError, match="^arguments of a patched layer must not be pickled"):
+    with pytest.raises(TypeError, match=r"^arguments of a patched layer must not be pickled"):
         pickle.dumps(seen["given"])
 
 

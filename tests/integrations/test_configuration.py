@@ -137,12 +137,12 @@ def test_arguments_change_what_an_entry_says() -> None:
 def test_undo_and_another_patch_give_back_the_entry_of_a_checkpoint() -> None:
     model, entry = make_model("bloom"), {"method": "ntk:4"}
     model.config.ntk_alibi = dict(entry)
-    for undo in (lambda: na.unpatch(model), lambda: handles[1].undo()):
-        handles = [na.patch(model, "flat:2"), na.patch(model, "ntk:8")]
+    for whole in (True, False):
+        first, second = na.patch(model, "flat:2"), na.patch(model, "ntk:8")
         assert model.config.ntk_alibi == {"method": "ntk:8"}
-        handles[0].undo()
+        first.undo()
         assert model.config.ntk_alibi == {"method": "ntk:8"}
-        undo()
+        na.unpatch(model) if whole else second.undo()
         assert model.config.ntk_alibi == entry
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import ntk_alibi as na

@@ -18,10 +18,10 @@ import transformers
 from torch import nn
 
 import ntk_alibi as na
-from ntk_alibi.integrations import Family, ModelSlopes, register
+from ntk_alibi.integrations import register
 from ntk_alibi.integrations.family import REGISTERED
 from ntk_alibi.integrations.passes.base import Pass
-from small_models import TOY_HEADS, ToyModel, is_toy, toy_batch, toy_family, toy_forward, toy_model
+from small_models import TOY_HEADS, ToyModel, toy_batch, toy_family, toy_model
 
 #: Float32 sums of 50 terms through two layers, at outputs of about 1.
 CLOSE = {"atol": 5e-6, "rtol": 0.0}
@@ -78,8 +78,6 @@ def test_a_compiled_model_is_one_graph() -> None:
         for x, y in zip(found, expected, strict=True):
             torch.testing.assert_close(x, y)
     torch.compiler.reset()
-
-
 
 
 def test_masks_of_several_forms_are_read_and_others_refused() -> None:
@@ -168,8 +166,6 @@ def test_a_patch_that_fails_halfway_leaves_the_model_as_it_was() -> None:
     assert torch.equal(run(model, ids, mask), stock)
 
 
-
-
 def test_a_family_can_say_the_training_length() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
     family = toy_family(train_length=lambda _: 16)
@@ -205,8 +201,6 @@ def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> N
         na.patch(model, family={})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must hold ALiBi attention of the family Toy, got Linear"):
         na.patch(nn.Linear(1, 1), family=family)
-
-
 
 
 def test_one_pass_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,8 @@ def checked(caught: Any, word: str) -> str:
 @pytest.mark.parametrize(
     ("family", "options", "error", "word"),
     [
-        pytest.param(family, *row[1:], id=f"{family}, {row[1]}")
-        for row in PATCHES
+        pytest.param(family, *row[1:], id=f"{family}, {row[3]}, {number}")
+        for number, row in enumerate(PATCHES)
         for family in row[0]
     ],
 )
@@ -214,8 +214,8 @@ CALLS: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("family", "given", "options", "word"),
     [
-        pytest.param(family, *row[1:], id=f"{family}, {[*row[1]]}, {row[2]}")
-        for row in CALLS
+        pytest.param(family, *row[1:], id=f"{family}, {row[3]}, {number}")
+        for number, row in enumerate(CALLS)
         for family in row[0]
     ],
 )
@@ -267,3 +267,13 @@ def test_slow_but_exact_models_keep_the_eager_form() -> None:
     stock = model(IDS).logits
     with na.patch(model, attention="eager"):
         assert torch.equal(model(IDS).logits, stock)
+
+
+def test_static_caches_of_a_falcon() -> None:
+    """Generation makes masks of pairs for them, which stock Falcon does not take either."""
+    model = make_model("falcon")
+    given = {"cache_implementation": "static", "max_new_tokens": 3, "attention_mask": MASK}
+    with na.patch(model), pytest.raises(ValueError, match=r"^attention_mask must .* another cache"):
+        model.generate(IDS, **given, pad_token_id=0)
+    with pytest.raises(RuntimeError):
+        model.generate(IDS, **given, pad_token_id=0)

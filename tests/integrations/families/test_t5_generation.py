@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
@@ -58,15 +57,3 @@ def test_a_window_cache_holds_what_a_decoder_sees() -> None:
     cache = EncoderDecoderCache(na.WindowCache(5), DynamicCache())
     with na.patch(model), pytest.raises(ValueError, match=message):
         model.generate(batch(), **{CACHE: cache}, **given)
-
-
-def test_generation_by_name() -> None:
-    model = make_relative("T5")
-    mask, given = MASKS["left"], {"max_new_tokens": 6, "do_sample": False}
-    stock = model.generate(batch(), attention_mask=mask, **given)
-    config = copy.deepcopy(model.config)
-    config._attn_implementation = "ntk_alibi"
-    ours = transformers.T5ForConditionalGeneration(config).eval()
-    ours.load_state_dict(model.state_dict())
-    for options in ({}, {"cache_implementation": "static"}):
-        assert torch.equal(ours.generate(batch(), attention_mask=mask, **given, **options), stock)

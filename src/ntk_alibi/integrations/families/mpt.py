@@ -22,7 +22,7 @@ from ntk_alibi.integrations.tokens import MISUSE, Tokens
 class _NoBias(Tokens):
     """What a layer without a patch gets in place of a bias: it raises with what this is."""
 
-    shape = (1, 1, 1)
+    shape: Any = (1, 1, 1)
 
     def size(self, *_: Any) -> NoReturn:
         raise RuntimeError(MISUSE)

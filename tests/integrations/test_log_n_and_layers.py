@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import ntk_alibi as na
-from model_runs import run
-from small_models import MAKERS
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_all_layers_are_no_restriction(models: dict, ids: torch.Tensor, name: str) -> None:
-    model = models[name]
-    layers = range(model.config.num_hidden_layers)
-    with na.patch(model, na.NTK(4.0)):
-        expected = run(model, ids)
-    with na.patch(model, na.NTK(4.0, layers=layers)):
-        assert torch.equal(run(model, ids), expected)
-    with na.patch(model, na.NTK(4.0, layers=[0])):
-        assert not torch.equal(run(model, ids), expected)
 
 
 def test_names_and_dicts_are_scalings(models: dict, ids: torch.Tensor) -> None:

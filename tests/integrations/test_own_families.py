@@ -21,7 +21,7 @@ import ntk_alibi as na
 from ntk_alibi.integrations import register
 from ntk_alibi.integrations.family import REGISTERED
 from ntk_alibi.integrations.passes.base import Pass
-from small_models import TOY_HEADS, ToyModel, toy_batch, toy_family, toy_model
+from small_models import ToyModel, toy_batch, toy_family, toy_model
 
 #: Float32 sums of 50 terms through two layers, at outputs of about 1.
 CLOSE = {"atol": 5e-6, "rtol": 0.0}
@@ -33,33 +33,6 @@ def run(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torc
     with torch.no_grad():
         output: torch.Tensor = model(ids, mask)
     return output if mask is None else output[mask != 0]
-
-
-def test_a_bias_of_the_users_own() -> None:
-    model, (ids, mask) = toy_model(), toy_batch()
-    bias = na.ALiBi(TOY_HEADS, sides="symmetric", exempt=1)
-    with na.patch(model, bias, family=toy_family()):
-        ours = run(model, ids, mask)
-    assert not torch.allclose(ours, run(model, ids, mask), **CLOSE)
-    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
-        na.patch(model, na.ALiBi(TOY_HEADS), family=toy_family())
-    with pytest.raises(ValueError, match="bias of the model's 6 heads"):
-        na.patch(model, na.ALiBi(4, sides="symmetric"), family=toy_family())
-
-
-@both
-def test_a_causal_family_has_windows_and_sinks(causal: bool) -> None:
-    model, (ids, mask) = toy_model(causal), toy_batch()
-    if not causal:
-        with pytest.raises(ValueError, match="window, sink and causal_block must not be given"):
-            na.patch(model, window=8, family=toy_family())
-        return
-    every = run(model, ids, mask)
-    with na.patch(model, window=8, sink=2, family=toy_family(causal)):
-        fused = run(model, ids, mask)
-    with na.patch(model, window=8, sink=2, attention="eager", family=toy_family(causal)):
-        torch.testing.assert_close(fused, run(model, ids, mask), **CLOSE)
-    assert not torch.allclose(fused, every, atol=1e-3)
 
 
 @pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")

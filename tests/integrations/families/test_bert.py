@@ -80,19 +80,6 @@ def test_jinas_own_interpolation_is_one_by_row() -> None:
     torch.testing.assert_close(patched, torch.cat(rows), **CLOSE)
 
 
-@kinds
-def test_a_bias_of_the_users_own(name: str) -> None:
-    model, mask = make(name), padding("right")
-    plain = run(model, ids(), mask)
-    with na.patch(model, na.ALiBi(HEADS, sides="symmetric")):
-        torch.testing.assert_close(run(model, ids(), mask), plain, **CLOSE)
-    with na.patch(model, {1: na.T5(np.zeros((HEADS, 32), np.float32))}):
-        other = run(model, ids(), mask)
-    assert not torch.allclose(other, plain, atol=1e-2)
-    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
-        na.patch(model, na.ALiBi(HEADS))
-
-
 def random_like(x: torch.Tensor) -> torch.Tensor:
     return torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache
 
 import ntk_alibi as na
-from model_runs import BATCH, LENGTH, LOGITS, MASKS, batch
-from ntk_alibi.integrations.arguments import CACHE
-from small_models import T5_CHANNELS, T5_HEADS, VOCABULARY, make_relative
+from model_runs import BATCH, LENGTH, MASKS, batch
+from small_models import T5_HEADS, VOCABULARY, make_relative
 
 #: The two smallest in the quick tests, the others in the slow ones.
 QUICK = ("T5", "MPNet")
@@ -67,46 +64,6 @@ def test_no_matrix_of_all_pairs_is_made(name: str, monkeypatch: pytest.MonkeyPat
         output(model, MASKS["left"])
     logits = BATCH * LENGTH * VOCABULARY
     assert ours == logits < BATCH * T5_HEADS * LENGTH**2 <= max(sizes)
-
-
-@quick
-def test_a_bias_of_the_users_own(name: str) -> None:
-    model = make_relative(name)
-    bias = na.KerpleLog(np.linspace(0.1, 1.0, T5_HEADS), np.ones(T5_HEADS))
-    results = []
-    for attention in ("fused", "eager"):
-        with na.patch(model, bias, attention=attention):
-            results.append(without_grad(model, MASKS["left"]))
-    torch.testing.assert_close(*results, **LOGITS)
-    stock = without_grad(model, MASKS["left"])
-    assert not torch.allclose(results[0], stock, atol=1e-2)
-    for layer in (0, 1):  # the others keep their table
-        with na.patch(model, {layer: bias}):
-            one = without_grad(model, MASKS["left"])
-        assert not torch.allclose(one, stock, atol=1e-3)
-        assert not torch.allclose(one, results[0], atol=1e-3)
-    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
-        na.patch(model, na.ALiBi(T5_HEADS))
-    with pytest.raises(ValueError, match="layers below 2"):
-        na.patch(model, {2: bias})
-    with pytest.raises(ValueError, match="bias of the model's 4 heads"):
-        na.patch(model, na.ALiBi(T5_HEADS + 1, sides="symmetric"))
-    assert torch.equal(without_grad(model, MASKS["left"]), stock)
-
-
-def test_other_masks_are_refused() -> None:
-    model = make_relative("T5")
-    ids, mask = batch(), torch.ones((BATCH, LENGTH))
-    dense = torch.ones((BATCH, 1, LENGTH, LENGTH - 1), dtype=torch.bool)
-    encoded = {"encoder_hidden_states": torch.randn((BATCH, LENGTH, T5_CHANNELS))}
-    with na.patch(model):
-        for wrong in (dense, mask[:, 1:]):
-            with pytest.raises(ValueError, match="attention_mask must have shape"):
-                model.encoder(ids, attention_mask=wrong)
-            with pytest.raises(ValueError, match="encoder_attention_mask must have shape"):
-                model.decoder(ids, encoder_attention_mask=wrong, **encoded)
-        with pytest.raises(ValueError, match=f"{CACHE} must be an EncoderDecoderCache"):
-            model.decoder(ids, **{CACHE: DynamicCache()}, **encoded)
 
 
 def test_a_class_that_computes_otherwise_is_refused() -> None:

@@ -145,6 +145,8 @@ def patch(
         method = options.pop("method", None)
     try:
         settings = _settings(chosen, targets[0], method, options)
+        for target in targets:
+            chosen.check_fit(target, settings)
     except (TypeError, ValueError) as error:
         if entry is None:
             raise

@@ -77,11 +77,11 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if patch is None:  # a graph that was made before the patch was undone
         return type(model).forward(model, *args, **kwargs)
     own = patch.own_forward or partial(type(model).forward, model)
-    names = patch.positional[: len(args)]
-    if len(names) < len(args) or any(name in kwargs for name in names):
-        return own(*args, **kwargs)  # which raises
     # Dynamo of torch 2.9 takes strict=False for True.
-    given = {**dict(zip(names, args)), **kwargs} if args else kwargs  # noqa: B905
+    names = zip(patch.positional[: len(args)], args)  # noqa: B905
+    given = {**dict(names), **kwargs} if args else kwargs
+    if len(given) < len(args) + len(kwargs):  # too many, or one twice
+        return own(*args, **kwargs)  # which raises
     before = getattr(_running, "tokens", None)
     _running.tokens = _handed_over(patch, given)
     try:
@@ -149,7 +149,7 @@ def _handed_over(patch: Any, given: dict[str, Any]) -> Tokens:
         return tokens
     if mask is not tokens:
         _check(patch, given)
-    if patch.settings.traceable:
+    if patch.traceable:
         given["attention_mask"] = _without_booleans(mask, patch)
     if not patch.hands_over:
         return tokens
@@ -164,7 +164,7 @@ def _handed_over(patch: Any, given: dict[str, Any]) -> Tokens:
 
 def _check(patch: Any, given: dict[str, Any]) -> None:
     """Refuse arguments that a patched model of transformers does not read as they are meant."""
-    if patch.settings.traceable or patch.family.tables is not None:
+    if patch.traceable or patch.family.tables is not None:
         _check_layers(patch)
     check_inputs(given)
     mask: Any = given.get("attention_mask")
@@ -189,7 +189,7 @@ def _check(patch: Any, given: dict[str, Any]) -> None:
         return
     if given.get("position_ids") is not None and patch.causal:
         _check_positions(given["position_ids"], mask, inputs.shape[1])
-    if patch.settings.traceable and mask is not None and not is_tracing():
+    if patch.traceable and mask is not None and not is_tracing():
         (rows, tokens), past, capacity = inputs.shape[:2], 0, 0
         if cache is not None:
             past, capacity = int(cache.get_seq_length()), int(cache.get_mask_sizes(tokens, 0)[0])
@@ -203,7 +203,7 @@ def _check_layers(patch: Any) -> None:
     Layers get tokens in all other models, which those without patch refuse.
     """
     layers = patch.family.layers(patch.model)
-    if patch.settings.traceable and any(OWNERS not in vars(layer) for layer in layers):
+    if patch.traceable and any(OWNERS not in vars(layer) for layer in layers):
         raise ValueError(
             f"model must have the layers that it had at the patch, got a {patch.family.name} with "
             "other ones: patch again after replacing layers"
@@ -236,8 +236,11 @@ def _check_positions(value: Any, mask: Any, tokens: int) -> None:
         behind = torch.where(real, positions, positions.min() - 1).cummax(dim=-1).values[:, :-1]
         wrong = wrong & real[:, 1:] & (positions[:, 1:] <= behind)
     if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        before, after = positions[row, column : column + 2].tolist()
         raise ValueError(
-            f"position_ids must rise by one from real token to real token, got {value}: {INSTEAD}"
+            f"position_ids must rise by one from real token to real token, got {after} after "
+            f"{before} in row {row}: {INSTEAD}"
         )
 
 

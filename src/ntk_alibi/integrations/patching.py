@@ -51,6 +51,7 @@ class Patch:
         serial: the number of this patch.
         rule: the rule of the model's slopes.
         causal: whether queries see no keys ahead of them.
+        traceable: whether layers attend by transformers' own masks, in plain torch.
         attends: the `Attend` of each attention layer.
         numbered: the same by numbers of layers, and whether they attend to other states.
         memory: what layers share of the masks that they get.
@@ -69,6 +70,7 @@ class Patch:
     serial: int = field(init=False)
     rule: ModelSlopes = field(init=False)
     causal: bool = field(init=False)
+    traceable: bool = field(init=False)
     attends: dict[nn.Module, Attend] = field(init=False)
     numbered: dict[tuple[int, bool], Attend] = field(init=False)
     memory: MaskMemory = field(init=False, default_factory=MaskMemory)
@@ -81,10 +83,10 @@ class Patch:
         family, model = self.family, self.model
         self.serial = next(_serials)
         self.rule, self.causal = family.rule(model), family.is_causal(model)
-        self.positional = positional_names(model)
+        self.positional, self.traceable = positional_names(model), self.settings.traceable
         self.attends, self.numbered = {}, {}
         attend_class: Any = Attend
-        if self.settings.traceable:
+        if self.traceable:
             from ntk_alibi.integrations.forms.traceable import TraceableAttend
 
             attend_class = TraceableAttend
@@ -114,8 +116,8 @@ class Patch:
     @property
     def hands_over(self) -> bool:
         """Whether the layers get `Tokens`, not masks."""
-        family, traceable = self.family, self.settings.traceable
-        return family.code is not None and not (traceable or family.makes_masks(self.model))
+        family = self.family
+        return family.code is not None and not (self.traceable or family.makes_masks(self.model))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Let the layers of a copied model belong to the copy's patch."""
@@ -170,8 +172,9 @@ class PatchHandle:
         Raises:
             ValueError: the patch is not in force, or has such a block already.
         """
-        if self._state != "in force" or self._entered:
-            state = "inside a block of its own" if self._entered else f"that was {self._state}"
+        in_force = self._state == "in force"
+        if not in_force or self._entered:
+            state = "inside a block of its own" if in_force else f"that was {self._state}"
             raise ValueError(
                 f"patch must be in force and have one with block, got one {state}: call "
                 "na.patch(model, ...) again"
@@ -200,7 +203,7 @@ def apply(
     settings: Settings,
     entry: dict[str, Any] | None = None,
 ) -> PatchHandle:
-    """Check all targets in a model, then patch them.
+    """Patch all targets in a model, whose family has checked that the settings fit.
 
     Args:
         model: the model that a user has.
@@ -210,7 +213,6 @@ def apply(
         entry: the entry of the configuration, or None for none.
     """
     for target in targets:
-        family.check_fit(target, settings)
         if family.code is not None and not version_is_tested():
             version_check.check(family, target, partial(_patch_plainly, family))
     warn_of_another_train_length(settings.scaling, family.stated_length(targets[0]))
@@ -303,7 +305,7 @@ def _replacements(patch: Patch) -> list[Replacement]:
     model: Any = patch.model
     found = list(patch.family.replacements(model))
     found.append((model, "_replicate_for_data_parallel", _refuse_replicas))
-    if not patch.settings.traceable:
+    if not patch.traceable:
         return [*found, (model, "__prepare_scriptable__", refuse_script)]
     from ntk_alibi.integrations.forms.traceable import BIAS, LayerBias
 

@@ -47,7 +47,7 @@ class Tokens(BlockMask):
         forward_pass: the `Pass` that the first layer makes of them, or None before.
     """
 
-    shape = (1, 1, 1, 1)  # transformers leaves masks of four dimensions as they are
+    shape: Any = (1, 1, 1, 1)  # transformers leaves masks of four dimensions as they are
 
     def __init__(self, patch: Any = None, mask: Any = None) -> None:
         self.patch, self.mask = patch, mask

@@ -8,7 +8,7 @@ between real tokens counts, as in transformers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,12 +16,21 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.integrations.tokens import MISUSE, Tokens
+
+
+class _NoBias(Tokens):
+    """What a layer without a patch gets in place of a bias: it raises with what this is."""
+
+    shape: Any = (1, 1, 1)
+
+    def size(self, *_: Any) -> NoReturn:
+        raise RuntimeError(MISUSE)
 
 
 def _no_tensor(*_: Any, **__: Any) -> Tokens:
-    """Replace MptModel.build_mpt_alibi_tensor; a layer without a patch raises with what this is."""
-    return Tokens()
+    """Replace MptModel.build_mpt_alibi_tensor."""
+    return _NoBias()
 
 
 def _forward(

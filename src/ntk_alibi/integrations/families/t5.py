@@ -84,8 +84,10 @@ def _attend(
     others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return output and weights of self-attention, or of attention to other states."""
-    named = ("q", "k", "v", "o") if hasattr(layer, "q") else ("query", "key", "value", "output")
-    products = [getattr(layer, name) for name in named]
+    if hasattr(layer, "q"):
+        products = layer.q, layer.k, layer.v, layer.o
+    else:
+        products = layer.query, layer.key, layer.value, layer.output
     cache, number, of_head = cache_of(others), attend.number, (-1, layer.key_value_proj_dim)
     query = products[0](hidden_states).unflatten(2, of_head).transpose(1, 2)
     crosses = other_states is not None

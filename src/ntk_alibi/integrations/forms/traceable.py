@@ -115,8 +115,8 @@ class TraceableAttend(Attend):
         name, scale = type(layer).__name__, query.shape[3] ** -0.5 if scale is None else scale
         if isinstance(cache, Bounded):
             raise ValueError(
-                f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
-                "window: use attention='fused', or another cache"
+                f"{CACHE} must hold all tokens with attention='traceable', which has no window, "
+                f"got a {type(cache).__name__}: use attention='fused', or another cache"
             )
         layer_bias: LayerBias = getattr(layer, BIAS)
         self.check_heads()

@@ -154,6 +154,15 @@ def is_transformed(*, maps: bool = False) -> bool:
     return any(level.key() != vmap for level in torch._C._functorch.get_interpreter_stack())
 
 
+def in_backward_pass() -> bool:
+    """Return whether autograd calls in this thread, as for a checkpointed layer that runs again."""
+    torch = sys.modules["torch"]
+    try:
+        return bool(torch._C._current_graph_task_id() != -1)
+    except AttributeError as error:
+        refuse_torch(error)
+
+
 def in_forward_mode() -> bool:
     """Return whether torch differentiates in forward mode."""
     torch = sys.modules.get("torch")

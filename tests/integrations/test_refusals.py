@@ -72,7 +72,7 @@ PATCHES: list[tuple[tuple[str, ...], dict[str, Any], Any, str]] = [
     ((*DECODERS, *ENCODERS), {"method": na.NTK(4.0, layers=[9])}, ValueError, "layers"),
     (ENCODERS, {"method": na.DynamicNTK(1.0, 64, per="query")}, ValueError, "method"),
     (ENCODERS, {"method": na.DynamicNTK(1.0)}, ValueError, "train_length"),
-    (ENCODERS, {"method": "dynamic-ntk:1"}, ValueError, "train_length"),
+    (ENCODERS, {"method": "dynamic-ntk:1:sequence"}, ValueError, "train_length"),
     (ENCODERS, {"method": "flat:8:logn=0.5"}, ValueError, "logn"),
     (ALL, {"family": {}}, TypeError, "family"),
     (DECODERS, {"family": toy_family()}, ValueError, "model"),

@@ -15,7 +15,7 @@ from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forms import eager, fused
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given, Sizes
+from ntk_alibi.integrations.passes.inputs import PassInputs, Sizes
 from ntk_alibi.integrations.passes.mask_values import check_tensor
 from ntk_alibi.integrations.tokens import Tokens, untraced
 
@@ -214,8 +214,8 @@ class Attend:
             check_tensor("attention_mask", mask)
             tokens = self.tokens_of(mask, sizes, device, cache, weights)
         if tokens.forward_pass is None:
-            given = Given.of(self, tokens, sizes, device, cache, weights=weights)
-            tokens.forward_pass = passes.begin(given)
+            inputs = PassInputs.of(self, tokens, sizes, device, cache, weights=weights)
+            tokens.forward_pass = passes.begin(inputs)
             tokens.mask = None  # which keeps these tokens as long as it lives
         return cast(Pass, tokens.forward_pass)
 

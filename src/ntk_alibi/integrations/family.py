@@ -268,7 +268,8 @@ class Family:
         if scaling_per(settings.scaling) == "query":
             raise ValueError(
                 f"method must have per='sequence' for {self.name}, an encoder, whose queries see "
-                f"the whole text, got {_checks.briefly(settings.scaling)}"
+                f"the whole text, got {_checks.briefly(settings.scaling)}: by name, it ends in "
+                "':sequence'"
             )
 
 

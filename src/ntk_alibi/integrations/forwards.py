@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntk_alibi._torch_state import has_values, is_tracing
+from ntk_alibi._torch_state import has_values, in_backward_pass, is_tracing
 from ntk_alibi.integrations.arguments import cache_of, check_cache_in_use, inputs_of
 from ntk_alibi.integrations.passes.mask_values import check_inputs, check_shape, shown
 from ntk_alibi.integrations.tokens import Tokens
@@ -79,13 +79,13 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     own = patch.own_forward or partial(type(model).forward, model)
     # Dynamo of torch 2.9 takes strict=False for True.
     names = zip(patch.positional[: len(args)], args)  # noqa: B905
-    given = {**dict(names), **kwargs} if args else kwargs
-    if len(given) < len(args) + len(kwargs):  # too many, or one twice
+    arguments = {**dict(names), **kwargs} if args else kwargs
+    if len(arguments) < len(args) + len(kwargs):  # too many, or one twice
         return own(*args, **kwargs)  # which raises
     before = getattr(_running, "tokens", None)
-    _running.tokens = _handed_over(patch, given)
+    _running.tokens = _handed_over(patch, arguments)
     try:
-        return own(**given)
+        return own(**arguments)
     finally:
         _running.tokens = before
 
@@ -130,7 +130,7 @@ def _attend_of_another(layer: nn.Module, values: Iterable[Any]) -> Any:
             if attend is not None:
                 return attend
     living = owners.living()
-    if len(living) == 1 and torch._C._current_graph_task_id() != -1:
+    if len(living) == 1 and in_backward_pass():
         return living[0].attends[layer]
     if living:
         raise RuntimeError(
@@ -141,34 +141,34 @@ def _attend_of_another(layer: nn.Module, values: Iterable[Any]) -> Any:
     return None
 
 
-def _handed_over(patch: Any, given: dict[str, Any]) -> Tokens:
+def _handed_over(patch: Any, arguments: dict[str, Any]) -> Tokens:
     """Check the arguments of a model, put tokens in place of its masks, and return the tokens."""
-    family, mask = patch.family, given.get("attention_mask")
+    family, mask = patch.family, arguments.get("attention_mask")
     tokens = mask if isinstance(mask, Tokens) else Tokens(patch, mask)
     if family.code is None:
         return tokens
     if mask is not tokens:
-        _check(patch, given)
+        _check(patch, arguments)
     if patch.traceable:
-        given["attention_mask"] = _without_booleans(mask, patch)
+        arguments["attention_mask"] = _without_booleans(mask, patch)
     if not patch.hands_over:
         return tokens
-    wanted = given.get("output_attentions")
+    wanted = arguments.get("output_attentions")
     tokens.weights = bool(patch.model.config.output_attentions if wanted is None else wanted)
-    given["attention_mask"] = tokens
-    if given.get("encoder_hidden_states") is not None:
-        of_encoder = Tokens(patch, given.get("encoder_attention_mask"))
-        of_encoder.weights, given["encoder_attention_mask"] = tokens.weights, of_encoder
+    arguments["attention_mask"] = tokens
+    if arguments.get("encoder_hidden_states") is not None:
+        of_encoder = Tokens(patch, arguments.get("encoder_attention_mask"))
+        of_encoder.weights, arguments["encoder_attention_mask"] = tokens.weights, of_encoder
     return tokens
 
 
-def _check(patch: Any, given: dict[str, Any]) -> None:
+def _check(patch: Any, arguments: dict[str, Any]) -> None:
     """Refuse arguments that a patched model of transformers does not read as they are meant."""
     if patch.traceable or patch.family.tables is not None:
         _check_layers(patch)
-    check_inputs(given)
-    mask: Any = given.get("attention_mask")
-    cache, inputs = cache_of(given), inputs_of(given)
+    check_inputs(arguments)
+    mask: Any = arguments.get("attention_mask")
+    cache, inputs = cache_of(arguments), inputs_of(arguments)
     if getattr(mask, "ndim", 2) == 4 and not patch.family.masks_pairs:
         advice = "na.attention(mask=...) in a model of your own takes masks of pairs"
         if getattr(cache, "is_compileable", False):
@@ -177,18 +177,20 @@ def _check(patch: Any, given: dict[str, Any]) -> None:
             "attention_mask must have shape (batch, keys) for a patched "
             f"{patch.family.name}, as transformers' own takes it, got {tuple(mask.shape)}: {advice}"
         )
-    paged = given.get("cache")
+    paged = arguments.get("cache")
     if paged is not None and paged is not cache:
         raise ValueError(f"cache must have get_seq_length, got {type(paged).__name__}: {INSTEAD}")
     for name in PACKED:
-        if given.get(name) is not None:
-            raise ValueError(f"{name} must be None, got a {type(given[name]).__name__}: {INSTEAD}")
-    if given.get("use_cache") is False:
-        check_cache_in_use(given)
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"{name} must be None, got a {type(arguments[name]).__name__}: {INSTEAD}"
+            )
+    if arguments.get("use_cache") is False:
+        check_cache_in_use(arguments)
     if inputs is None:
         return
-    if given.get("position_ids") is not None and patch.causal:
-        _check_positions(given["position_ids"], mask, inputs.shape[1])
+    if arguments.get("position_ids") is not None and patch.causal:
+        _check_positions(arguments["position_ids"], mask, inputs.shape[1])
     if patch.traceable and mask is not None and not is_tracing():
         (rows, tokens), past, capacity = inputs.shape[:2], 0, 0
         if cache is not None:

@@ -20,7 +20,7 @@ from ntk_alibi.biases.alibi import ModelALiBi, ModelSides
 from ntk_alibi.biases.base import BiasObject, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.inputs import PassInputs
 from ntk_alibi.integrations.passes.sinks import ranges_of
 from ntk_alibi.masks import ALL, EVERYTHING, Cut, Problem
 
@@ -57,10 +57,10 @@ class Pass:
 
     ahead: ModelSides = "symmetric"
 
-    def __init__(self, given: Given, real: torch.Tensor, problem: Problem) -> None:
+    def __init__(self, inputs: PassInputs, real: torch.Tensor, problem: Problem) -> None:
         self.real, self.problem = real, problem
-        self.settings = given.settings
-        self.rule, self._own = given.attend.patch.rule, given.own
+        self.settings = inputs.settings
+        self.rule, self._own = inputs.attend.patch.rule, inputs.own
         scaled = getattr(self.settings.scaling, "layers", None)
         self.biases_shared: bool = None in self._own if self._own else scaled is None
         #: What layers with the same table attend with in the core, where torch records nothing.

@@ -63,13 +63,13 @@ def check_shape(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity:
     )
 
 
-def check_inputs(given: Mapping[str, Any]) -> None:
+def check_inputs(arguments: Mapping[str, Any]) -> None:
     """Check the tokens and the masks of a patched model; masks on devices are not read."""
     for name in ("input_ids", "inputs_embeds", *MASKS):
-        if type(given.get(name)) not in PLAIN:
-            check_tensor(name, given[name])
+        if type(arguments.get(name)) not in PLAIN:
+            check_tensor(name, arguments[name])
     for name in MASKS:
-        mask = given.get(name)
+        mask = arguments.get(name)
         if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not has_values(mask):
             continue
         if mask.is_cpu and not bool(((mask == 0) | (mask == 1)).all()):

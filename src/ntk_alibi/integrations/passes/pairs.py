@@ -13,21 +13,21 @@ from torch.nn import functional as F
 
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.inputs import PassInputs
 from ntk_alibi.integrations.passes.mask_values import check_shape, shown
 from ntk_alibi.masks import BlockMask, Mask, Problem
 
 
-def begin(given: Given) -> Pass:
+def begin(inputs: PassInputs) -> Pass:
     """Return the pass of tokens whose mask alone says which keys each query sees."""
-    batch, queries, keys = given.sizes
-    end, places = given.past + keys, given.count_places()
-    shape = batch, given.attend.patch.rule.heads, queries, end
-    read = read_pairs(given.mask, given.name, shape, places)
-    holes = given.attend.patch.rule.counts_holes
-    problem = problem_of_pairs(read, shape, given.limits(end), counts_holes=holes)
-    forward_pass = Pass(given, F.pad(read.real_keys(batch), (0, places - end)), problem)
-    if given.attend.causal:  # a decoder's bias goes on by the same slope
+    batch, queries, keys = inputs.sizes
+    end, places = inputs.past + keys, inputs.count_places()
+    shape = batch, inputs.attend.patch.rule.heads, queries, end
+    read = read_pairs(inputs.mask, inputs.name, shape, places)
+    holes = inputs.attend.patch.rule.counts_holes
+    problem = problem_of_pairs(read, shape, inputs.limits(end), counts_holes=holes)
+    forward_pass = Pass(inputs, F.pad(read.real_keys(batch), (0, places - end)), problem)
+    if inputs.attend.causal:  # a decoder's bias goes on by the same slope
         forward_pass.ahead = "falling"
     return forward_pass
 

@@ -21,7 +21,7 @@ from ntk_alibi.scaling import scaling_per
 Sizes: TypeAlias = tuple[int, int, int]
 
 
-class Given(NamedTuple):
+class PassInputs(NamedTuple):
     """What the first layer of a pass got.
 
     Attributes:
@@ -54,7 +54,7 @@ class Given(NamedTuple):
         cache: Any,
         *,
         weights: bool,
-    ) -> Given:
+    ) -> PassInputs:
         """Check the state of the model and of torch, and return what a layer got.
 
         Args:
@@ -82,7 +82,7 @@ class Given(NamedTuple):
         past = 0 if cache is None else int(cache.get_seq_length(attend.number))
         if past and settings.scaling is not None and not attend.crosses:
             _warn_of_older_slopes(settings)
-        return Given(attend, tokens.mask, sizes, device, cache, past, settings, own)
+        return PassInputs(attend, tokens.mask, sizes, device, cache, past, settings, own)
 
     @property
     def name(self) -> str:

@@ -169,14 +169,6 @@ def _check(patch: Any, arguments: dict[str, Any]) -> None:
     check_inputs(arguments)
     mask: Any = arguments.get("attention_mask")
     cache, inputs = cache_of(arguments), inputs_of(arguments)
-    if getattr(mask, "ndim", 2) == 4 and not patch.family.masks_pairs:
-        advice = "na.attention(mask=...) in a model of your own takes masks of pairs"
-        if getattr(cache, "is_compileable", False):
-            advice = "take another cache than a static one, for which generate() makes such masks"
-        raise ValueError(
-            "attention_mask must have shape (batch, keys) for a patched "
-            f"{patch.family.name}, as transformers' own takes it, got {tuple(mask.shape)}: {advice}"
-        )
     paged = arguments.get("cache")
     if paged is not None and paged is not cache:
         raise ValueError(f"cache must have get_seq_length, got {type(paged).__name__}: {INSTEAD}")
@@ -185,6 +177,14 @@ def _check(patch: Any, arguments: dict[str, Any]) -> None:
             raise ValueError(
                 f"{name} must be None, got a {type(arguments[name]).__name__}: {INSTEAD}"
             )
+    if getattr(mask, "ndim", 2) == 4 and not patch.family.masks_pairs:
+        advice = "na.attention(mask=...) in a model of your own takes masks of pairs"
+        if getattr(cache, "is_compileable", False):
+            advice = "take another cache than a static one, for which generate() makes such masks"
+        raise ValueError(
+            "attention_mask must have shape (batch, keys) for a patched "
+            f"{patch.family.name}, as transformers' own takes it, got {tuple(mask.shape)}: {advice}"
+        )
     if arguments.get("use_cache") is False:
         check_cache_in_use(arguments)
     if inputs is None:

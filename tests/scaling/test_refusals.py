@@ -80,7 +80,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # what is no scaling, or none that a call can take
     (lambda: na.alibi_slopes(8, 4.0), TypeError, "scaling must be None or an object with .* got 4"),
     (lambda: na.ALiBi(8, na.NTK), TypeError, "scaling must be None or an object"),
-    (lambda: na.ALiBi(8, "ntk:4"), TypeError, "got 'ntk:4', the name of a method, which patch tak"),
     (lambda: na.alibi_slopes(8, na.DynamicNTK()), ValueError, "lengths must be given .* got None"),
     *[
         (call, ValueError, r"scaling must act on slopes here, got Knee\(start=4")
@@ -138,5 +137,5 @@ def test_wrong_arguments_get_a_sentence(
 
 def test_a_number_is_told_the_method_that_takes_it() -> None:
     for number in (4.0, 4):
-        with pytest.raises(TypeError, match=r'got 4.*: did you mean NTK\(4\), or "ntk:4" of patch'):
+        with pytest.raises(TypeError, match=r'got 4.*: did you mean NTK\(4\), or "ntk:4"'):
             na.alibi_slopes(8, number)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def settings_of(
         bias: a bias in place of ALiBi, as `own_bias.bias_of_argument` returns it, or None.
         limits: window, sink and causal_block of `patch`.
     """
-    checked_scaling(scaling, one_layer=False, name="method")
+    checked_scaling(scaling, name="method")
     _checks.choice("attention", attention, ATTENTIONS)
     mask = Mask.checked(**limits)
     if not mask.limited:

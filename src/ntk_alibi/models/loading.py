@@ -12,7 +12,14 @@ from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import read_entry, train_length_or_default
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
+
+    class GeneratingModel(PreTrainedModel, GenerationMixin):
+        """What `load` returns, for type checkers: a PreTrainedModel alone does not generate."""
+
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            """Generate tokens."""
+
 
 #: The name of the nano BLOOM in commands.
 NANO_BLOOM = "nano-bloom"
@@ -107,7 +114,7 @@ def _is_of_tokenizer(file: str) -> bool:
 
 def load(
     model: str | os.PathLike[str] | None = None, dtype: str = "float32"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Load a causal language model in evaluation mode, with its tokenizer and training length.
 
     A checkpoint that was saved with a patch is patched as its `config.ntk_alibi` has it.
@@ -139,7 +146,7 @@ def load(
 
 def load_as(
     model: str | os.PathLike[str] | None, dtype: str, *, saved: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Do what `load` does; `saved` says whether the model follows the patch it was saved with."""
     with _installed.needed_by("load", "transformers"):
         import torch
@@ -156,7 +163,7 @@ def load_as(
 
 def load_outline(
     model: str | os.PathLike[str] | None = None, *, saved: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Do what `load_as` does without reading weights, which are on torch's device "meta".
 
     This takes little time and memory, so that a command can check its arguments before it loads.
@@ -167,8 +174,8 @@ def load_outline(
 
 
 def _load(
-    model: str | os.PathLike[str] | None, make: Callable[[str], PreTrainedModel], saved: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    model: str | os.PathLike[str] | None, make: Callable[[str], Any], saved: bool
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Return the model that `make` loads, its tokenizer and its training length."""
     from transformers import AutoTokenizer
 

@@ -91,6 +91,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "with causal_block, got causal_",
     ),
     (lambda: call(sink=-1), ValueError, "sink must be between 0"),
+    (lambda: call(sink=2), ValueError, "sink must be 0 without window or causal_block, got 2"),
+    (lambda: call(sink=2, causal=False), ValueError, "sink must be 0 without window or causal_blo"),
     (lambda: like(align=np.ones(2)), ValueError, "align must be one of"),
     (lambda: call(scale=np.inf), ValueError, "scale must be a finite number"),
     (lambda: call(scale=-1e39), ValueError, "scale must be 0 or within float32's range"),

@@ -203,10 +203,12 @@ def calls(
         "causal": causal,
         "window": draw(st.none() | st.integers(1, 160)),
         "causal_block": draw(st.none() | st.integers(1, 90)) if causal else None,
-        "sink": draw(st.sampled_from((0, 0, 1, 5, 70))),
+        "sink": 0,
         "scale": draw(st.sampled_from((None, None, 0.0, -0.3, 1.0))),
         "skip_tolerance": draw(st.sampled_from((0.0, None, 2.0**-4, 2.0**-12))),
     }
+    if options["window"] or options["causal_block"]:
+        options["sink"] = draw(st.sampled_from((0, 0, 1, 5, 70)))
     mask = padding(random, draw(st.sampled_from(PADDINGS)), batch, keys)
     given, q, k = positions(random, draw(st.sampled_from(standing)), queries, keys, mask)
     intervals = {name: options[name] for name in ("window", "causal_block", "sink")}

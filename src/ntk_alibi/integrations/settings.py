@@ -90,8 +90,6 @@ def settings_of(
     checked_scaling(scaling, name="method")
     _checks.choice("attention", attention, ATTENTIONS)
     mask = Mask.checked(**limits)
-    if not mask.limited:
-        _checks.check_equal("sink", mask.sink, 0, "without window or causal_block")
     log_n = as_log_n(log_n)
     if bias is not None:
         _checks.choice("attention with a bias", attention, ("fused", "eager"))

@@ -127,8 +127,8 @@ def patch(
         config = next((part for part in parts if part is not None), None)
         raise ValueError(
             f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
-            "which a patch would leave as it is: docs/models.md has the models and recipes"
-            + _what_helps(config)
+            "which a patch would leave as it is: help(ntk_alibi.integrations.register) says how to "
+            "teach it another" + _what_helps(config)
         )
     assert chosen is not None
     options: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,11 @@ def reading(name: str) -> Iterator[None]:
             raise
         raise _not_given(name, error) from error
     except ValueError as error:
+        if sys.flags.optimize > 1:
+            raise ValueError(
+                "model must be loaded by a Python without -OO, or PYTHONOPTIMIZE=2, since "
+                "transformers reads docstrings, which these remove"
+            ) from error
         if not os.path.exists(name) or any(map(_is_of_tokenizer, os.listdir(name))):
             raise
         raise ValueError(

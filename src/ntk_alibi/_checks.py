@@ -212,7 +212,7 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
             raise ValueError(f"{name} must be on query's device {query.device}, got {given.device}")
 
 
-#: The end of an error about heads whose numbers suit the other order of axes.
+#: The end of an error about heads whose counts suit the other order of axes.
 SWAPPED = ": they look like (batch, length, heads, head_dim), pass query.swapaxes(1, 2) and so on"
 
 

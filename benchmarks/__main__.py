@@ -1,6 +1,6 @@
-"""Run one of the ten benchmarks.
+"""Run one of the eleven benchmarks.
 
-They are bias, gradient, masks, compiled, bloom, models, short, real, attention and gpu.
+They are bias, errors, gradient, masks, compiled, bloom, models, short, real, attention and gpu.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from benchmarks import (
     bias,
     bloom,
     compiled,
+    errors,
     gpu,
     gradient,
     masks,
@@ -68,6 +69,7 @@ def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 #: The benchmarks of one section.
 ONE_TABLE: dict[str, Any] = {
     "bias": bias,
+    "errors": errors,
     "gradient": gradient,
     "masks": masks,
     "compiled": compiled,
@@ -108,7 +110,15 @@ def _at_least(least: float, number: type) -> Callable[[str], Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    of_rounds = {"bias": 7, "gradient": 3, "masks": 5, "bloom": 3, "short": 7, "real": 3}
+    of_rounds = {
+        "bias": 7,
+        "errors": 1,
+        "gradient": 3,
+        "masks": 5,
+        "bloom": 3,
+        "short": 7,
+        "real": 3,
+    }
     of_rounds |= {"compiled": 5, "gpu": 9}
     longest = {"models": max(models.LENGTHS), "attention": 32768}
     for name, rounds in (of_rounds | dict.fromkeys(longest, 3)).items():

@@ -26,8 +26,8 @@ PYTHON_LAYERS = [
     ["_arrays", "_backends", "_torch_state", "_checks", "_names"],
     ["_files", "_runtime", "_repr_png"],
     ["masks", "scaling", "reference"],
-    ["biases", "positions", "precision", "fused.tensors.merging"],
-    ["fused", "methods"],
+    ["biases", "methods", "positions", "precision", "fused.tensors.merging"],
+    ["fused"],
     ["engines.vllm"],
     ["fused.tensors"],
     ["fused.attention", "fused.prepared"],  # these hand tensors to fused.tensors

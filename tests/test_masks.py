@@ -23,8 +23,10 @@ def drawn_masks(draw: st.DrawFn) -> tuple[dict[str, Any], Any, Any, Any]:
         "causal": causal,
         "window": draw(st.none() | st.integers(1, 40)),
         "causal_block": draw(st.none() | st.integers(1, 20)) if causal else None,
-        "sink": draw(st.sampled_from((0, 1, 4, 30, 100))),
+        "sink": 0,
     }
+    if rule["window"] or rule["causal_block"]:
+        rule["sink"] = draw(st.sampled_from((0, 1, 4, 30, 100)))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     queries, keys = draw(st.integers(1, 30)), draw(st.integers(1, 70))
     most = draw(st.sampled_from((1, 20, 90)))

@@ -160,6 +160,9 @@ MaskView checked_mask(const AttentionArguments& a) {
 void check_rule(const AttentionArguments& a) {
   if (a.window) check_integer("window", *a.window, 1);
   check_integer("sink", a.sink, 0);
+  if (a.sink != 0 && !a.window && !a.causal_block)
+    throw std::invalid_argument("sink must be 0 without window or causal_block, got " +
+                                std::to_string(a.sink));
   if (!a.causal_block) return;
   check_integer("causal_block", *a.causal_block, 1);
   if (!a.causal) throw std::invalid_argument("causal must be true with causal_block, got false");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <string>
 
 #include "core/dropout.h"
 
@@ -315,10 +316,12 @@ bool Tiles::inputs_are_finite(std::int64_t b, const AttentionTile& tile) const {
 
 void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
   if (!overflowed(b, tile) || !inputs_are_finite(b, tile)) return;
+  const char* divided =
+      problem_.dropout.least_kept == 0 ? "" : ", which dropout divides by what it keeps,";
   throw std::domain_error(
-      "query, key, value, scale and bias must give scores and sums within float32's range "
-      "(3.4e38), and outputs, which dropout divides by what it keeps, within their dtype's "
-      "(65504 for float16), got finite inputs that exceed it");
+      std::string("query, key, value, scale and bias must give scores and sums within float32's "
+                  "range (3.4e38), and outputs") +
+      divided + " within their dtype's (65504 for float16), got finite inputs that exceed it");
 }
 
 void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile,

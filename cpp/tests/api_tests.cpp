@@ -46,7 +46,7 @@ std::string error_of(const std::function<void(AttentionArguments&)>& change) {
   change(with.arguments);
   try {
     attention(with.arguments);
-  } catch (const std::invalid_argument& error) {
+  } catch (const std::logic_error& error) {  // invalid_argument or domain_error
     return error.what();
   }
   return "";
@@ -135,6 +135,10 @@ void test_public_interface_refuses() {
         "2147483647 x 2147483647 x 20");
   CHECK(mentions(error_of([](Arguments& a) { a.window = 0; }), "window must be 1 to"));
   CHECK(mentions(error_of([](Arguments& a) { a.sink = -1; }), "sink must be 0 to"));
+  CHECK(error_of([](Arguments& a) { a.sink = 4; }) ==
+        "sink must be 0 without window or causal_block, got 4");
+  const std::string overflow = error_of([](Arguments& a) { a.scale = 1e38f; });
+  CHECK(mentions(overflow, "within float32's range") && !mentions(overflow, "dropout"));
   CHECK(mentions(error_of([](Arguments& a) { a.mask = {some_bytes, 0, 0, 0, INT64_MAX}; }),
                  "mask's strides must be"));
   CHECK(mentions(error_of([](Arguments& a) { a.causal_block = 4, a.causal = false; }),
@@ -180,7 +184,7 @@ void test_public_interface_refuses() {
   const auto message_of = [](const std::function<void()>& call) -> std::string {
     try {
       call();
-    } catch (const std::invalid_argument& error) {
+    } catch (const std::logic_error& error) {  // invalid_argument or domain_error
       return error.what();
     }
     return "";

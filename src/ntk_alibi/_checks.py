@@ -212,6 +212,10 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
             raise ValueError(f"{name} must be on query's device {query.device}, got {given.device}")
 
 
+#: The end of an error about heads whose counts suit the other order of axes.
+SWAPPED = ": they look like (batch, length, heads, head_dim), pass query.swapaxes(1, 2) and so on"
+
+
 def check_shapes(
     query_shape: tuple[int, ...], key_shape: tuple[int, ...], value_shape: tuple[int, ...]
 ) -> None:
@@ -226,7 +230,9 @@ def check_shapes(
             f"key must have batch {batch} and head_dim {head_dim} as query, got {key_shape}"
         )
     if heads != 0 and (key_shape[1] == 0 or heads % key_shape[1]):
-        raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
+        end = SWAPPED if query_shape[2] == key_shape[2] < key_shape[1] else ""
+        expected = f"query must have a multiple of key's {key_shape[1]} heads"
+        raise ValueError(f"{expected}, got {heads}{end}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
 
 

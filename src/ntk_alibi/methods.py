@@ -1,7 +1,7 @@
 """Names of methods: "ntk:4" and its like mean a scaling and a log-n factor.
 
 The command line, `patch`, the harness, tables and plots share these names. The module also reads
-from a model's config: the training length, the entry of a patch, and misspelled settings.
+from a model's config: the training length and the entry of a patch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ntk_alibi.scaling import (
     OPTIONAL,
     STATIC_TYPES,
     Scaling,
+    check_one_layer,
+    checked_scaling,
     scaling_from_config,
     trained_at,
 )
@@ -158,6 +160,34 @@ def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tup
     return scaling, log_n
 
 
+def as_scaling(value: Any, train_length: int | None = None, *, name: str = "scaling") -> Any:
+    """Return the scaling of one layer that a name, a dict or an object means; None for none.
+
+    Args:
+        value: what an argument `scaling` takes.
+        train_length: the training length of names and dicts without one; None if nothing has one.
+        name: the argument's name in errors.
+
+    Raises:
+        TypeError: value is none of these.
+        ValueError: the name or the dict is wrong, has a factor of scores, or lacks the training
+            length; the scaling is for some layers.
+    """
+    if isinstance(value, str) and _log_n_words(value.split(":")):
+        raise ValueError(
+            f"{name} must be a scaling here, without a factor of scores, got {value!r}"
+        )
+    scaling, _ = scaling_and_log_n(value, None, train_length)
+    checked_scaling(scaling, name=name)
+    check_one_layer(scaling)
+    if scaling is not value and getattr(scaling, "train_length", 1) is None:
+        raise ValueError(
+            f"{name} must have a training length here, where no model has one, got {value!r}: "
+            f"pass {trained_at(scaling, BLOOM_TRAIN_LENGTH)!r}, or another length"
+        )
+    return scaling
+
+
 def find_kind(scaling: Any) -> str | None:
     """Return the kind of a scaling, such as "ntk"; None if its class has no name."""
     return next((kind for kind, known in _KINDS.items() if known is type(scaling)), None)
@@ -246,25 +276,6 @@ def read_entry(config: Any) -> dict[str, Any] | None:
     return dict(entry)
 
 
-def find_misspelled_settings(
-    config: Any, names: Collection[str], known: Collection[str]
-) -> list[str]:
-    """Return the attributes of a config that look like misspelled settings of this package.
-
-    Args:
-        config: the config of a model; attributes that are None do not count.
-        names: the names of settings.
-        known: correct names, whether this package reads them or not.
-    """
-    return [
-        name
-        for name, value in vars(config).items()
-        if value is not None
-        and name not in known
-        and (name.startswith("alibi_") or _names.find_closest(name, names, similarity=0.8))
-    ]
-
-
 def _parse_parameters(
     name: str, kind: str, words: Sequence[str], train_length: int | None
 ) -> tuple[dict[str, float], list[str]]:
@@ -307,11 +318,15 @@ def _word(number: float) -> str:
     return repr(number).removesuffix(".0")
 
 
+def _log_n_words(words: Sequence[str]) -> list[str]:
+    return [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
+
+
 def _take_log_n(
     name: str, words: list[str], train_length: int | None
 ) -> tuple[list[str], LogN | None]:
     """Return the words of a method's name without its log-n factor, and the factor."""
-    found = [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
+    found = _log_n_words(words)
     if not found:
         return words, None
     if len(found) > 1:

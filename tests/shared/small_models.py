@@ -28,7 +28,7 @@ def _bloom(heads: int, layers: int, **config: Any) -> Any:
     from transformers import BloomConfig, BloomForCausalLM
 
     sizes = {"hidden_size": 16 * heads, "n_layer": layers, "n_head": heads}
-    defaults = {"vocab_size": VOCABULARY, "tie_word_embeddings": False}
+    defaults = {"vocab_size": VOCABULARY, "seq_length": 2048, "tie_word_embeddings": False}
     return BloomForCausalLM(BloomConfig(**{**sizes, **defaults, **config}))
 
 

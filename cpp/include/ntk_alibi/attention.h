@@ -76,7 +76,8 @@ struct AttentionArguments {
   std::optional<std::int64_t> window;        // positions back (and ahead), the query's own included
   std::optional<std::int64_t> causal_block;  // a query sees its own block of this many positions
                                              // up to itself, and the block before
-  std::int64_t sink = 0;  // first positions that are seen from beyond the window and the block
+  std::int64_t sink = 0;  // first positions that are seen from beyond the window and the block, one
+                          // of which must be given with it
   const std::uint8_t* key_padding_mask = nullptr;  // (batch, key_length), 0 for padding; or null
   Mask mask;  // hides further keys, pair by pair; none without data
 

@@ -24,6 +24,9 @@ SLOPES = ("left", "right", "far_left", "far_right")
 #: The fields with arrays or tensors.
 ARRAYS = (*SLOPES, "first", "table", "sums", "dense")
 
+#: The axes of arrays that `attention` does not broadcast.
+AXES = {**dict.fromkeys(SLOPES, "(1 or batch, heads, 1 or queries)"), "table": "(heads, distances)"}
+
 
 class KernelBias(NamedTuple):
     """A bias in kernel form: exactly one of slopes, table, sums and dense, or none for no bias.
@@ -64,6 +67,9 @@ class KernelBias(NamedTuple):
         >>> PerKey(np.array([[1.0, 2.0, 4.0]])).tensor(2, 3)[0, 0]
         array([[1., 2., 4.],
                [1., 2., 4.]], dtype=float32)
+
+        ALiBi's slopes, for keys behind and ahead: `slopes = na.alibi_slopes(8)[None, :, None]` and
+        `KernelBias(left=slopes, right=slopes)`.
 
     Source: this package.
     """
@@ -132,7 +138,13 @@ class KernelBias(NamedTuple):
         kinds = [name for name in names if getattr(self, name) is not None]
         if len(kinds) > 1 or tuple(self.slopes) not in ((), SLOPES[:2], SLOPES):
             given = [*self.slopes, *(kind for kind in kinds if kind not in SLOPES)]
-            raise ValueError(f"kernel_bias must give one kind of bias, got {' and '.join(given)}")
+            raise ValueError(
+                "kernel_bias must give one kind of bias, slopes as left and right, got "
+                f"{' and '.join(given)}"
+            )
+        for name, array in self.arrays.items():
+            if array.ndim != AXES.get(name, "," * (array.ndim - 1)).count(",") + 1:
+                raise ValueError(f"{name} must have shape {AXES[name]}, got {tuple(array.shape)}")
         if self.left is not None:
             self._check_slopes(problem.shape)
         if self.table is not None:
@@ -145,7 +157,11 @@ class KernelBias(NamedTuple):
             shape = tuple(self.dense.shape)
             axes = zip(reversed(shape), reversed(problem.shape), strict=False)
             if len(shape) > 4 or any(size != 1 and size != whole for size, whole in axes):
-                raise ValueError(f"bias must be broadcastable to {problem.shape}, got {shape}")
+                swapped = len(shape) > 1 and shape[-2:] == (problem.shape[1],) * 2
+                raise ValueError(
+                    f"bias must be broadcastable to {problem.shape}, got {shape}"
+                    f"{_checks.SWAPPED if swapped else ''}"
+                )
         return self
 
     def _check_slopes(self, shape: tuple[int, ...]) -> None:
@@ -338,6 +354,21 @@ def _check_heads(name: str, heads: int, shape: tuple[int, ...]) -> None:
     if heads != shape[1]:
         raise ValueError(f"{name} must have the bias's {shape[1]} heads, got {heads}")
 
+
+def _of_known_fields(make: Any) -> Any:
+    """Return the constructor with an error for unknown fields that names the known ones."""
+
+    def new(cls: type[KernelBias], *values: Any, **fields: Any) -> KernelBias:
+        for name in fields.keys() - cls._fields:
+            instead = "left=slopes, right=slopes" if name == "slopes" else ", ".join(cls._fields)
+            raise TypeError(f"{name} must not be given to KernelBias: write {instead}")
+        made: KernelBias = make(cls, *values, **fields)
+        return made
+
+    return new
+
+
+KernelBias.__new__ = _of_known_fields(KernelBias.__new__)  # type: ignore[method-assign]
 
 #: No bias.
 NO_BIAS = KernelBias(core=_core.Bias())

@@ -15,7 +15,8 @@ from ntk_alibi._arrays import Array
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_floating
-from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, split_knee
+from ntk_alibi.methods import as_scaling
+from ntk_alibi.scaling import AnyScaling, Floats, Scaling, scaling_per, split_knee
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS, alibi_exponents
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ SLOPE_RULES = ("press", "geometric")
 @overload
 def alibi_slopes(
     num_heads: int,
-    scaling: Scaling | None,
+    scaling: AnyScaling | None,
     lengths: torch.Tensor,
     *,
     rule: Literal["press", "geometric"] = "press",
@@ -106,14 +107,14 @@ def alibi_slopes(
 @overload
 def alibi_slopes(
     num_heads: int,
-    scaling: Scaling | None = None,
+    scaling: AnyScaling | None = None,
     lengths: Sequence[Any] | NDArray[Any] | None = None,
     *,
     rule: Literal["press", "geometric"] = "press",
 ) -> NDArray[np.float32]: ...
 def alibi_slopes(
     num_heads: int,
-    scaling: Scaling | None = None,
+    scaling: AnyScaling | None = None,
     lengths: Any = None,
     *,
     rule: Literal["press", "geometric"] = "press",
@@ -131,7 +132,8 @@ def alibi_slopes(
 
     Args:
         num_heads: H >= 1.
-        scaling: a scaling, or None for ALiBi's original slopes.
+        scaling: a scaling, its dict, the name of a method such as "ntk:4", or None for ALiBi's
+            original slopes.
         lengths: token counts for a dynamic scaling: (batch,) integers as an array, a tensor or a
             list. With per="query" they may also be (batch, queries), the prefix length of each
             query; (batch,) then means max(lengths) queries, the last at each row's last token.
@@ -156,9 +158,9 @@ def alibi_slopes(
     Source: Press et al. 2022 (arXiv 2108.12409); its code for head counts other than powers of two.
     """
     heads = _checks.num_heads(num_heads)
-    checked_scaling(scaling)
+    chosen = as_scaling(scaling)
     _checks.choice("rule", rule, SLOPE_RULES)
-    per, checked = scaling_per(scaling), None
+    per, checked = scaling_per(chosen), None
     if lengths is not None:
         checked = checked_lengths(lengths, ndim=(1,) if per == "sequence" else (1, 2))
         if per is None:
@@ -167,7 +169,7 @@ def alibi_slopes(
             queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
             checked = np.maximum(checked[:, None] - queries_after, 0)
     exponents = alibi_exponents(heads, geometric=rule == "geometric").copy()
-    slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, scaling, checked))
+    slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, chosen, checked))
     return slopes
 
 

@@ -47,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             argcomplete.autocomplete(parser)
     with errors.sentences("ntk-alibi"):  # --help may meet a closed pipe
+        if words == ["--cmake-dir"]:
+            print(_installed.cmake_dir())
+            return
         if words and words[0] in GONE:
             raise ValueError(f"COMMAND must be one of --help's, got {words[0]!r}: {GONE[words[0]]}")
         options = parser.parse_args(words)
@@ -66,6 +69,7 @@ def _parser(names: Collection[str]) -> argparse.ArgumentParser:
         formatter_class=subcommand.Help,
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
+    parser.add_argument("--cmake-dir", action="store_true", help="print CMake's ntk_alibi_DIR")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in names:
         import_module(f"ntk_alibi.cli.{COMMANDS[name]}").add_command(commands)

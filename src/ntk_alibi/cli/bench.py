@@ -13,6 +13,7 @@ import ntk_alibi
 from ntk_alibi import _checks
 from ntk_alibi.cli import subcommand
 from ntk_alibi.cli.timing import Call, interleaved
+from ntk_alibi.methods import as_scaling
 
 #: In each round, a way of attention is repeated for at least so many seconds.
 SECONDS_PER_TURN = 0.05
@@ -52,7 +53,7 @@ def add_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report.markdown import describe_machine
 
-    scaling = subcommand.bias_method(options.method, options.train_length).scaling
+    scaling = as_scaling(options.method, options.train_length, name="method")
     width = _checks.integer("head_dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
     heads = _checks.integer("heads", options.heads, minimum=1)
     most = _checks.MAX_ENTRIES // (3 * heads * width)

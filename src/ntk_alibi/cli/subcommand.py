@@ -14,9 +14,7 @@ from ntk_alibi.methods import (
     DYNAMIC,
     ORIGINAL,
     STATIC,
-    Method,
     kind_spelling,
-    parse_method,
 )
 
 
@@ -163,14 +161,6 @@ def options_in_errors(words: Collection[str]) -> Iterator[None]:
         if flag(name) not in (word.partition("=")[0] for word in words):
             raise
         raise ValueError(f"{flag(name)} {rest}") from error
-
-
-def bias_method(name: str, train_length: int) -> Method:
-    """Return the method of a name, which must not have log-n: that is no part of a bias."""
-    method = parse_method(name, train_length)
-    if method.log_n is not None:
-        raise ValueError(f"method must be a scaling here, without a factor of scores, got {name!r}")
-    return method
 
 
 def model_option(parser: argparse.ArgumentParser) -> None:

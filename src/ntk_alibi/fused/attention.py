@@ -89,7 +89,8 @@ def attention(
         window: how many positions back (and ahead) a query sees, itself included.
         causal_block: length of the blocks of block-wise causal attention: a query sees its own
             block up to itself, and the block before.
-        sink: how many of the first positions every later query sees. `sink` of `patch` differs: it
+        sink: how many of the first positions every later query sees beyond its window or block, one
+            of which must be given with it. `sink` of `patch` differs: it
             moves sinks next to the window.
         mask: (B or 1, H or 1, Q, K), boolean, True where a query may see a key; or a `BlockMask`
             of it, which several calls share. Blocks of keys that no query of a tile sees are

@@ -20,7 +20,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.config import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
-    from ntk_alibi.integrations.settings import Settings, settings_of
+    from ntk_alibi.integrations.settings import Settings, settings_of, warn_of_silent_choices
     from ntk_alibi.methods import ENTRY, read_entry, scaling_and_log_n
 
 
@@ -127,8 +127,8 @@ def patch(
         config = next((part for part in parts if part is not None), None)
         raise ValueError(
             f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
-            "which a patch would leave as it is: docs/models.md has the models and recipes"
-            + _what_helps(config)
+            "which a patch would leave as it is: help(ntk_alibi.integrations.register) says how to "
+            "teach it another" + _what_helps(config)
         )
     assert chosen is not None
     options: dict[str, Any] = {
@@ -166,7 +166,10 @@ def _settings(family: Family, target: Any, method: Any, options: dict[str, Any])
     bias = own_bias.bias_of_argument(method)
     log_n, scaling = options.pop("log_n", None), None
     if bias is None:
-        scaling, log_n = scaling_and_log_n(method, log_n, family.filled_length(target))
+        length = family.filled_length(target)
+        if family.decoder:
+            warn_of_silent_choices(target.config, method, log_n, length)
+        scaling, log_n = scaling_and_log_n(method, log_n, length)
     return settings_of(scaling, log_n=log_n, bias=bias, **options)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks
+from ntk_alibi.biases.base import check_defined
 
 #: The submodule of a patched model.
 NAME = "ntk_alibi_bias"
@@ -72,6 +73,7 @@ def check(given: Any, heads: int, layers: int, *, encoder: bool) -> None:
                 f"method must be a module that returns a BiasObject, got {type(own).__name__}, "
                 f"which returns {type(bias).__name__}"
             )
+        check_defined(bias)
         if bias.num_heads != heads:
             raise ValueError(
                 f"method must be a bias of the model's {heads} heads, got {_checks.briefly(bias)}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ntk_alibi import _checks
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.methods import ORIGINAL
+from ntk_alibi.methods import ORIGINAL, find_train_length, scaling_and_log_n
 from ntk_alibi.positions.log_n import LogN, as_log_n
 from ntk_alibi.scaling import Scaling, checked_scaling, scaling_per
 
@@ -70,6 +71,35 @@ def warn_of_another_train_length(scaling: Any, stated: int | None) -> None:
         )
 
 
+def warn_of_silent_choices(config: Any, method: Any, log_n: Any, length: int | None) -> None:
+    """Warn of a training length that nobody stated, where it matters, and of a rotation.
+
+    Args:
+        config: the model's configuration.
+        method: the method that `patch` got, or None.
+        log_n: the log_n that `patch` got.
+        length: the training length that was taken.
+    """
+    if length is not None and find_train_length(config) is None:
+        taken, other = (scaling_and_log_n(method, log_n, n) for n in (length, 2 * length))
+        if taken != other:
+            warnings.warn(
+                f"train_length is {length}, which is BLOOM's, for {method!r}, since the model's "
+                "config has none: set model.config.seq_length before the patch",
+                stacklevel=4,
+            )
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = vars(config).get(name)  # reading the older one as an attribute warns
+        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
+        if kind not in (None, "default"):
+            warnings.warn(
+                f"{name} of the model's config has no effect, got {kind!r}: a model with ALiBi has "
+                "no rotation, and the method of patch stretches it",
+                stacklevel=4,
+            )
+            return
+
+
 def settings_of(
     scaling: Scaling | None = None,
     *,
@@ -87,11 +117,9 @@ def settings_of(
         bias: a bias in place of ALiBi, as `own_bias.bias_of_argument` returns it, or None.
         limits: window, sink and causal_block of `patch`.
     """
-    checked_scaling(scaling, one_layer=False, name="method")
+    checked_scaling(scaling, name="method")
     _checks.choice("attention", attention, ATTENTIONS)
     mask = Mask.checked(**limits)
-    if not mask.limited:
-        _checks.check_equal("sink", mask.sink, 0, "without window or causal_block")
     log_n = as_log_n(log_n)
     if bias is not None:
         _checks.choice("attention with a bias", attention, ("fused", "eager"))

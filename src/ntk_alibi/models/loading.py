@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,14 @@ from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import read_entry, train_length_or_default
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
+
+    class GeneratingModel(PreTrainedModel, GenerationMixin):
+        """What `load` returns, for type checkers: a PreTrainedModel alone does not generate."""
+
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            """Generate tokens."""
+
 
 #: The name of the nano BLOOM in commands.
 NANO_BLOOM = "nano-bloom"
@@ -66,6 +74,11 @@ def reading(name: str) -> Iterator[None]:
             raise
         raise _not_given(name, error) from error
     except ValueError as error:
+        if sys.flags.optimize > 1:
+            raise ValueError(
+                "model must be loaded by a Python without -OO, or PYTHONOPTIMIZE=2, since "
+                "transformers reads docstrings, which these remove"
+            ) from error
         if not os.path.exists(name) or any(map(_is_of_tokenizer, os.listdir(name))):
             raise
         raise ValueError(
@@ -107,7 +120,7 @@ def _is_of_tokenizer(file: str) -> bool:
 
 def load(
     model: str | os.PathLike[str] | None = None, dtype: str = "float32"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Load a causal language model in evaluation mode, with its tokenizer and training length.
 
     A checkpoint that was saved with a patch is patched as its `config.ntk_alibi` has it.
@@ -139,7 +152,7 @@ def load(
 
 def load_as(
     model: str | os.PathLike[str] | None, dtype: str, *, saved: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Do what `load` does; `saved` says whether the model follows the patch it was saved with."""
     with _installed.needed_by("load", "transformers"):
         import torch
@@ -156,7 +169,7 @@ def load_as(
 
 def load_outline(
     model: str | os.PathLike[str] | None = None, *, saved: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Do what `load_as` does without reading weights, which are on torch's device "meta".
 
     This takes little time and memory, so that a command can check its arguments before it loads.
@@ -167,8 +180,8 @@ def load_outline(
 
 
 def _load(
-    model: str | os.PathLike[str] | None, make: Callable[[str], PreTrainedModel], saved: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    model: str | os.PathLike[str] | None, make: Callable[[str], Any], saved: bool
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Return the model that `make` loads, its tokenizer and its training length."""
     from transformers import AutoTokenizer
 

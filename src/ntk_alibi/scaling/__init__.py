@@ -15,6 +15,7 @@ instead of slopes.
 
 from ntk_alibi.scaling.base import (
     OPTIONAL,
+    AnyScaling,
     Floats,
     Per,
     Scaling,
@@ -41,6 +42,7 @@ __all__ = [
     "NTK",
     "OPTIONAL",
     "STATIC_TYPES",
+    "AnyScaling",
     "DynamicFlatHeads",
     "DynamicInterpolation",
     "DynamicKnee",

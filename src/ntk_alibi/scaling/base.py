@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -57,20 +57,22 @@ class Scaling(Protocol):
         ...
 
 
-def checked_scaling(value: Any, *, one_layer: bool = True, name: str = "scaling") -> Any:
-    """Return a scaling after checking it, also by `check_one_layer` if one_layer is True."""
+#: What an argument `scaling` takes beside None: a scaling, its dict, or the name of a method.
+AnyScaling: TypeAlias = Scaling | Mapping[str, Any] | str
+
+
+def checked_scaling(value: Any, *, name: str = "scaling") -> Any:
+    """Return a scaling, or None, after checking it."""
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
     ):
-        advice = ", the name of a method, which patch takes" if isinstance(value, str) else ""
+        advice = ""
         if isinstance(value, int | float) and 1 < value < 1e6:  # as a factor is
-            advice = f': did you mean NTK({value:g}), or "ntk:{value:g}" of patch?'
+            advice = f': did you mean NTK({value:g}), or "ntk:{value:g}"?'
         raise TypeError(
             f"{name} must be None or an object with a method scale_exponents(exponents, lengths) "
             f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"
         )
-    if one_layer:
-        check_one_layer(value)
     return value
 
 

@@ -45,8 +45,9 @@ def _check_before_vllm(config_class: Any) -> None:
     stock = getattr(config_class, _METHOD, None)
     if stock is None:
         raise RuntimeError(
-            f"vllm is not what ntk-alibi's plugin expects: VllmConfig has no {_METHOD}. Install a "
-            "version that docs/vllm.md names, or set VLLM_PLUGINS to leave the plugin out"
+            f"vllm is not what ntk-alibi's plugin expects: VllmConfig has no {_METHOD}. Install "
+            f"another by {_installed.install_line('vllm')}, or set "
+            "VLLM_PLUGINS to leave the plugin out"
         )
     if hasattr(stock, "__wrapped__"):
         return

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _names
 from ntk_alibi.engines.vllm.families import FAMILIES, Family
 from ntk_alibi.methods import (
     ENTRY,
     ORIGINAL,
-    find_misspelled_settings,
     read_entry,
     scaling_and_log_n,
     train_length_or_default,
@@ -62,7 +61,7 @@ def read_settings(config: Any, family: Family) -> EngineSettings:
     """
     # vLLM would ignore misspelled settings.
     given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
-    for name in (*given, *find_misspelled_settings(config, _READ, _READ)):
+    for name in (*given, *_misspelled(config)):
         raise ValueError(
             f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"
@@ -111,11 +110,22 @@ def read_scaling(config: Any) -> Scaling | None:
                 )
         length = train_length_or_default(config)
         scaling, log_n = scaling_and_log_n(entry.get("method", ORIGINAL), None, length)
-        checked_scaling(scaling, one_layer=False, name="method")
+        checked_scaling(scaling, name="method")
         _checks.check_equal("log_n", log_n, None, "in vLLM, whose kernels have no such factor")
     except (TypeError, ValueError) as error:
         raise ValueError(f"config.{ENTRY} must be a patch for vLLM: {error}") from None
     return cast("Scaling | None", scaling)
+
+
+def _misspelled(config: Any) -> list[str]:
+    """Return the attributes of a configuration that look like misspelled settings."""
+    return [
+        name
+        for name, value in vars(config).items()
+        if value is not None
+        and name not in _READ
+        and (name.startswith("alibi_") or _names.find_closest(name, _READ, similarity=0.8))
+    ]
 
 
 def check_no_settings(config: Any, architecture: str) -> None:

@@ -53,9 +53,8 @@ def test_gradients_of_every_bias(name: str) -> None:
     expectation.check_gradients(gradients)
 
 
-MASKS = st.fixed_dictionaries(
-    {"causal": st.booleans()},
-    optional={"window": st.integers(1, 400), "sink": st.integers(0, 300)},
+MASKS = st.fixed_dictionaries({"causal": st.booleans()}) | st.fixed_dictionaries(
+    {"causal": st.booleans(), "window": st.integers(1, 400)}, optional={"sink": st.integers(0, 300)}
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import plan
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import ADVICE, DYNAMIC, RECOMMENDED, STATIC, parse_method
-from ntk_alibi.models import load, nano_bloom_path
 from repository import ROOT
 
 

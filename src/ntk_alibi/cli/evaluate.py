@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 from ntk_alibi.models.loading import NANO_BLOOM
 

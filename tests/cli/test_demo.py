@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,19 @@ def test_the_readmes_question_comes_first(capsys: pytest.CaptureFixture[str]) ->
     (rest,) = (line for line in lines if line.startswith("not read"))
     assert re.findall(r"\d+", rest.partition(":")[2]) == "2048 4096 8192 16384 32768".split()
     assert not list(Path().iterdir())
+
+
+def test_the_command_for_the_own_model_is_one_of_eval(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[argparse.Namespace] = []
+    monkeypatch.setattr("ntk_alibi.cli.evaluate._run", taken.append)
+    monkeypatch.setattr(demo, "_answer_the_question", lambda *_: None)
+    main(["demo", "--seconds", "0"])
+    (command,) = re.findall("^  ntk-alibi (.*)$", capsys.readouterr().out, re.MULTILINE)
+    main(shlex.split(command))
+    assert taken[0].model == "MODEL"
+    assert taken[0].methods == ["original", "dynamic-flat"]
 
 
 def test_the_table_has_the_lengths_and_records_that_fit(

@@ -32,7 +32,7 @@ def test_eval_says_so_and_stretches_nothing(output: tuple[str, str]) -> None:
     (sentence,) = re.findall("^.*no method .*$", out, re.MULTILINE)
     assert sentence.startswith("The model answers 0 %")
     assert AT_ITS_OWN in sentence
-    for promise in ("to stretch it", "patch(", "--model MODEL", "to measure your model"):
+    for promise in ("to stretch it", "patch("):
         assert promise not in out
     assert "ntk-alibi: warning: the model answers 0 %" in error  # before the longer records
     assert AT_ITS_OWN in error

@@ -1,7 +1,7 @@
 """Subcommand `ntk-alibi demo`: the README's question, and longer texts for as long as time is left.
 
 It needs torch and transformers, and not the evaluation harness, so that it is installed and answers
-soon. Its records are the first ones of `ntk-alibi eval` at the same lengths.
+soon. Its records are those that `ntk-alibi eval` begins with.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _print_table(model: Any, tokenizer: Any, train_length: int, seconds: float) 
     from ntk_alibi.evaluation.records.record import cached_encoder, encoder, record_generator
 
     encode, methods = cached_encoder(encoder(tokenizer)), (ORIGINAL, RECOMMENDED)
-    print("\nlines found among many that differ:")
+    print("\nlines found among many other lines:")
     print(f"{'tokens':>8}" + "".join(f"{name:>20}" for name in methods), flush=True)
     end, took = time.monotonic() + seconds, 0.0
     for place, multiple in enumerate(MULTIPLES):

@@ -298,13 +298,6 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
             f"{clause[0].upper()}{clause[1:]}: no method can help where it does not know the task.",
             *instead(own, summary.train_length),
         ]
-    better = better_method(summary)
-    if better and options.from_json is None and options.model is None:
-        both = _files.command_line([summary.methods[0], better])
-        lines += [
-            "to measure your decoder with ALiBi, by its folder or hub name:",
-            f"  ntk-alibi eval --quick --model MODEL --methods {both}",
-        ]
-    if better:
+    if better := better_method(summary):
         lines += ["to stretch it, in Python:", f'  ntk_alibi.patch(model, "{better}")']
     return lines + conclusion(summary)

@@ -40,7 +40,7 @@ NAMES = {
     """,
 }
 
-SUBCOMMANDS = ("info", "slopes", "eval", "lm-eval", "export", "bench", "notebooks")
+SUBCOMMANDS = ("demo", "info", "slopes", "eval", "lm-eval", "export", "bench", "notebooks")
 
 #: Parameters and defaults.
 SIGNATURES = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import plan
 from ntk_alibi.evaluation.comparing.plan import DEFAULT_METHODS
 from ntk_alibi.methods import ADVICE, DYNAMIC, RECOMMENDED, STATIC, parse_method
-from ntk_alibi.models import load, nano_bloom_path
 from repository import ROOT
 
 
@@ -69,7 +67,7 @@ def test_method_and_methods_are_one_option(
     assert taken[-1].methods == ["original", "ntk:2", "ntk:4"]
 
 
-COMMANDS = "info methods slopes eval lm-eval export bench notebooks".split()
+COMMANDS = "demo info methods slopes eval lm-eval export bench notebooks".split()
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
@@ -132,39 +130,17 @@ def test_eval(
     out = capsys.readouterr().out
     assert "lines: accuracy" in out
     assert "ntk:2" in out
-    pictures = ", ".join(str(in_tmp / f"ntk-alibi-eval{part}.png") for part in ("", "-depth"))
-    assert f"pictures: {pictures}\n" in out
+    assert "pictures: none; --pictures DIR draws them\n" in out
     assert "ntk-alibi lm-eval --model ntk_alibi" in out
     assert "The model answers 0 % of the questions of these records" in out
-    drawn = {"ntk-alibi-eval.png", "ntk-alibi-eval-depth.png"}
-    assert {path.name for path in in_tmp.iterdir()} == drawn
-    main([*arguments, "--json", "--plot", "p.svg", "--output", "all"])
+    assert not list(in_tmp.iterdir())
+    main([*arguments, "--json", "--pictures", "drawn", "--output", "all"])
     text = capsys.readouterr().out
     summary = json.loads(text)
     assert summary["train_length"] == 256
     assert list(summary["methods"]) == list(DEFAULT_METHODS)
-    assert {path.name for path in in_tmp.iterdir()} >= {"p.svg", "p-depth.svg", "all"}
+    assert {path.name for path in in_tmp.iterdir()} == {"drawn", "all"}
+    assert {path.name for path in (in_tmp / "drawn").iterdir()} == {"study.png", "depth.png"}
     (in_tmp / "again.json").write_text(text)
-    main(["eval", "--from-json", "again.json", "--plot", "again.svg"])
+    main(["eval", "--from-json", "again.json"])
     assert "lines: accuracy" in capsys.readouterr().out
-    assert (in_tmp / "again.svg").exists()
-
-
-@pytest.mark.slow  # needs the evaluation harness
-def test_the_next_command_of_the_demo_runs(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = {"multiples": (1, 4), "line_records": (1, 2), "topic_records": 0, "prose_windows": 0}
-    monkeypatch.setattr(plan, "DEMO", small)
-    monkeypatch.setattr(plan, "QUICK", small)
-    main(["eval", "--demo", "--methods", "original", "dynamic-flat"])
-    out = capsys.readouterr().out
-    assert "1x = 2048 tokens; 32 to 64 cases" in out
-    (command,) = re.findall("^  ntk-alibi (eval .*)$", out, re.MULTILINE)
-    (method,) = re.findall(r"^  ntk_alibi.patch\(model, \"(.*)\"\)$", out, re.MULTILINE)
-    assert method == "dynamic-flat"
-    main(shlex.split(command.replace("MODEL", nano_bloom_path().as_posix())))
-    out = capsys.readouterr().out
-    assert f'ntk_alibi.patch(model, "{method}")' in out
-    assert "to measure your model" not in out  # who names a model has measured it
-    na.patch(load()[0], method).undo()

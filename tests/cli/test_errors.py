@@ -30,7 +30,6 @@ RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
 def files(in_tmp: Path) -> None:
     (in_tmp / "lines.jsonl").write_text(json.dumps(RECORD))
     (in_tmp / "file").write_text("x")
-    (in_tmp / "folder.png").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -107,16 +106,14 @@ def test_from_json_refuses_what_eval_did_not_print(
 
 def test_from_json_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     stored = ROOT / "docs/pictures/nano-bloom.json"
-    main(["eval", "--from-json", str(stored), "--plot", "nano.png"])
+    main(["eval", "--from-json", str(stored), "--pictures", "nano"])
     out = capsys.readouterr().out
     assert "lines: accuracy" in out
-    assert f"pictures: {Path('nano.png').resolve()}\n" in out
-    assert {path.name for path in Path().glob("*.png")} == {"folder.png", "nano.png"}
+    assert f"pictures: {Path('nano/study.png').resolve()}\n" in out
+    assert [path.name for path in Path("nano").iterdir()] == ["study.png"]
     Path("stored.json").write_text(json.dumps(STORED))
-    main(["eval", "--from-json", "stored.json", "--plot", "prose.svg"])
-    out = capsys.readouterr().out
-    assert "2.700" in out
-    assert f"pictures: {Path('prose.svg').resolve()}\n" in out
+    main(["eval", "--from-json", "stored.json"])
+    assert "2.700" in capsys.readouterr().out
 
 
 def test_a_prompt_without_room_for_an_answer_is_one_sentence(
@@ -139,7 +136,7 @@ def test_answers_are_kept_until_the_results_are_shown(
     quick = {"multiples": (1,), "line_records": 1, "topic_records": 0, "prose_windows": 0}
     monkeypatch.setattr(plan, "QUICK", quick)
     arguments = ["eval", "--quick", "--model", str(tiny_checkpoint), "--train-length", "256"]
-    arguments += ["--methods", "original"]
+    arguments += ["--methods", "original", "--pictures", "pictures"]
     with monkeypatch.context() as patched:
         patched.setattr("matplotlib.figure.Figure.savefig", full)
         assert "No space left on device" in error_of(arguments, capsys)

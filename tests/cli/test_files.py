@@ -30,20 +30,15 @@ def run_of(checkpoint: Path, *others: str) -> list[str]:
 
 
 def test_results_are_printed_before_files_are_written(capsys: pytest.CaptureFixture[str]) -> None:
-    lost = Path("picture.svg")
+    lost = Path("study.png")
     lost.write_text("earlier")
-    arguments = [
-        "eval",
-        "--from-json",
-        str(ROOT / "docs/pictures/nano-bloom.json"),
-        "--plot",
-        "picture.svg",
-    ]
+    stored = str(ROOT / "docs/pictures/nano-bloom.json")
+    arguments = ["eval", "--from-json", stored, "--pictures", "."]
     with full_disk(ROOM), pytest.raises(SystemExit, match="2"):
         main(arguments)
     out, error = capsys.readouterr()
     assert "lines: accuracy" in out
-    assert re.fullmatch(r"ntk-alibi: error: \[Errno \d+\] .*: 'picture.svg'\n", error)
+    assert re.fullmatch(r"ntk-alibi: error: \[Errno \d+\] .*: '.*study.png'\n", error)
     assert lost.read_text() == "earlier"
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 

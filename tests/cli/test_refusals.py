@@ -38,11 +38,10 @@ ROWS = [
         marks=PATH_OF_LINUX,
     ),
     pytest.param(
-        ["eval", "--plot", "no/p.png"],
-        "--plot must be .*, got 'no/p.png': No such file or di",
+        ["eval", "--pictures", "/dev/null/x"],
+        "--pictures must be a .*, got '/dev/null/x': Not a di",
         marks=PATH_OF_LINUX,
     ),
-    (["eval", "--plot", "p.pgf"], "the ending of --plot must be one of '.png', '.svg', '.pdf'"),
     (["eval", "--lengths", "999999999"], "--lengths must be between 1 and 4194304"),
     (["eval", "--lengths", "20"], "length must hold a record of lines and its questions, got 20"),
     (["eval", "--methods", "original", "ntk:4:layers=3"], "layers must be below 3, the number"),
@@ -77,7 +76,6 @@ def test_a_mistake_is_one_sentence(
     Path("text").write_text("x")
     Path("bytes").write_bytes(b"\xff\xfe")
     Path("folder").mkdir()
-    Path("folder.png").mkdir()
     if "--model" not in arguments:
         loader = "ntk_alibi.models.checked_loader.WholeCausalLM.from_pretrained"
         monkeypatch.setattr(loader, lambda *_, **__: pytest.fail("a model was loaded"))

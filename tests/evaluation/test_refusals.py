@@ -41,8 +41,6 @@ WRONG_VALUES: list[Row] = [
     (plan, "multiples", {"multiples": (1000000.0,)}),
     (plan, "line_records", {"line_records": -1}),
     (plan, "line_records", {"line_records": 10**6}),
-    (plan, "line_records", {"multiples": (1, 2), "line_records": (1,)}),
-    (plan, "topic_records", {"multiples": (1, 2), "topic_records": (1, 0)}),
     (plan, "line_questions", {"line_questions": 0}),
     (plan, "prose_windows", {"prose_windows": 10**6}),
     (plan, "line_records,", {"line_records": 0, "topic_records": 0, "prose_windows": 0}),
@@ -77,6 +75,7 @@ WRONG_VALUES: list[Row] = [
 ]
 
 WRONG_TYPES: list[Row] = [
+    (plan, "line_records", {"line_records": (1, 2)}),
     (plan, "multiples", {"multiples": ("1",)}),
     (plan, "prose_windows", {"prose_windows": 1.5}),
     (lines, "seed", {"seed": "x"}),

@@ -16,6 +16,7 @@ from ntk_alibi.cli import errors, subcommand
 
 #: The subcommands in the order of the help, with their modules.
 COMMANDS = {
+    "demo": "demo",
     "info": "info",
     "methods": "methods",
     "slopes": "slopes",
@@ -62,7 +63,7 @@ def _parser(names: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ntk-alibi",
         description=ntk_alibi.__doc__,
-        epilog="examples:\n  ntk-alibi eval --quick\n"
+        epilog="examples:\n  ntk-alibi demo\n  ntk-alibi eval --quick\n"
         "  ntk-alibi export --method max-bias:4 -o nano-8k.gguf  (for llama.cpp)\n\n"
         f"completion in bash and zsh, after {_installed.install_line('completion')}:\n"
         '  eval "$(register-python-argcomplete ntk-alibi)"',

@@ -10,15 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
 from ntk_alibi.models.loading import NANO_BLOOM
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.comparing.summary import Summary
-
-#: The file of the picture, by default, and the endings that it may have.
-PICTURE, FORMATS = "ntk-alibi-eval.png", (".png", ".svg", ".pdf")
 
 #: The folder that keeps the answers of an unfinished run, by default.
 UNFINISHED = ".ntk-alibi-eval.unfinished"
@@ -37,7 +34,7 @@ _PLANNED = {
 
 #: Options that have no effect on stored results.
 _COMPUTED = (
-    *("quick", "demo", "multiples", "lengths", "records", *_PLANNED),
+    *("quick", "multiples", "lengths", "records", *_PLANNED),
     *("model", "methods", "train_length", "output"),
 )
 
@@ -52,13 +49,7 @@ def add_command(commands: Any) -> None:
         "ntk-alibi eval --quick\n"
         "  ntk-alibi eval --model bigscience/bloom-560m --methods original ntk:2",
     )
-    small = parser.add_mutually_exclusive_group()
-    small.add_argument("--quick", action="store_true", help="small run of about a minute")
-    small.add_argument(
-        "--demo",
-        action="store_true",
-        help="lines alone, up to 16 training lengths, where methods differ most: a few minutes",
-    )
+    parser.add_argument("--quick", action="store_true", help="small run of about a minute")
     subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
@@ -117,14 +108,14 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
         f"interrupted run from there (default: {UNFINISHED}, which a finished run removes)",
     )
     parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        help=f"PNG, SVG or PDF file of the picture (default: {PICTURE})",
+        "--pictures",
+        metavar="DIR",
+        help="folder for pictures of the study and of accuracy by depth (default: no pictures)",
     )
     parser.add_argument(
         "--from-json",
         metavar="FILE",
-        help="show tables and picture of an earlier --json output; runs no model",
+        help="show tables, and draw pictures, of an earlier --json output; runs no model",
     )
     one = parser.add_mutually_exclusive_group()
     one.add_argument(
@@ -137,10 +128,9 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    for path in _pictures(options):
-        _checks.choice("the ending of --plot", path.suffix.lower(), FORMATS)
-        with _files.naming("--plot", "a file that can be written"):
-            _files.check_writable(path)
+    if options.pictures is not None:
+        with _files.naming("--pictures", "a folder that can be written"):
+            _files.writable_folder(Path(options.pictures))
     if options.from_json is None:
         _study(options)
         return
@@ -200,7 +190,7 @@ def _plan(options: argparse.Namespace) -> Any:
     if options.records is not None:
         given = {"topic_records": options.records, **given, "line_records": options.records}
     given = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
-    preset = plan.QUICK if options.quick else plan.DEMO if options.demo else {}
+    preset = plan.QUICK if options.quick else {}
     length = 1 if options.train_length is None else options.train_length
     return plan.Plan(length, **{**preset, **given})
 
@@ -250,28 +240,28 @@ def _tell(message: str) -> None:
         print(f"ntk-alibi: {message}", file=sys.stderr, flush=True)
 
 
-def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return two paths: the picture of the study, and the picture of accuracy by depth."""
-    plot = Path(PICTURE if options.plot is None else options.plot)
-    return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
-
-
 def _show(summary: Summary, options: argparse.Namespace) -> None:
     """Print a summary and draw its pictures; what a reader gets ends in the verdict."""
+    _print(summary, options.format)  # before files are written: a full disk loses no result
+    drawn = "none; --pictures DIR draws them"
+    if options.pictures is not None:
+        drawn = ", ".join(map(str, _draw(summary, Path(options.pictures).resolve())))
+    if options.format == "table":
+        print("\n".join(["", f"pictures: {drawn}", *_last_lines(summary, options)]))
+
+
+def _draw(summary: Summary, folder: Path) -> list[Path]:
+    """Draw the study, and its accuracy by depth if it has one, into files of a folder."""
     from ntk_alibi.plots.study import depth_figure, study_figure
     from ntk_alibi.plots.style import style
 
-    _print(summary, options.format)  # before files are written: a full disk loses no result
-    whole, by_depth = _pictures(options)
-    pictures = [(study_figure, whole)]
+    pictures = {folder / "study.png": study_figure}
     if not summary.by_depth.empty:
-        pictures.append((depth_figure, by_depth))
-    for draw, path in pictures:
+        pictures[folder / "depth.png"] = depth_figure
+    for path, draw in pictures.items():
         with style("light"), _files.replacing(path) as file:
             draw(summary).savefig(file, dpi=120)
-    if options.format == "table":
-        paths = ", ".join(str(path.resolve()) for _, path in pictures)
-        print("\n".join(["", f"pictures: {paths}", *_last_lines(summary, options)]))
+    return list(pictures)
 
 
 def _print(summary: Summary, form: str) -> None:
@@ -308,13 +298,6 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
             f"{clause[0].upper()}{clause[1:]}: no method can help where it does not know the task.",
             *instead(own, summary.train_length),
         ]
-    better = better_method(summary)
-    if better and options.from_json is None and options.model is None:
-        both = _files.command_line([summary.methods[0], better])
-        lines += [
-            "to measure your decoder with ALiBi, by its folder or hub name:",
-            f"  ntk-alibi eval --quick --model MODEL --methods {both}",
-        ]
-    if better:
+    if better := better_method(summary):
         lines += ["to stretch it, in Python:", f'  ntk_alibi.patch(model, "{better}")']
     return lines + conclusion(summary)

@@ -117,16 +117,11 @@ def probe(plan: Plan) -> Plan | None:
     It has the first method and the lengths up to the training length, whose answers the study takes
     over, or else that length.
     """
-    few = {name: getattr(plan, name) for name in plan.record_fields}
-    if not any(few.values()):
+    if not any(getattr(plan, name) for name in plan.record_fields):
         return None
-    within = [index for index, multiple in enumerate(plan.multiples) if multiple <= 1]
-    for name, counts in few.items():
-        if isinstance(counts, tuple):
-            few[name] = tuple(counts[index] for index in within) or counts[0]
-    multiples = tuple(plan.multiples[index] for index in within) or (1.0,)
+    multiples = tuple(multiple for multiple in plan.multiples if multiple <= 1) or (1.0,)
     return replace(
-        plan, methods=plan.methods[:1], multiples=multiples, lengths=None, prose_windows=0, **few
+        plan, methods=plan.methods[:1], multiples=multiples, lengths=None, prose_windows=0
     )
 
 

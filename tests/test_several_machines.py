@@ -18,7 +18,7 @@ from repository import ROOT
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fsdp", "ddp"])
 def test_the_program_of_the_page_trains(way: str, tmp_path: Path) -> None:
-    """The losses of its two processes are those of the same patched model in one."""
+    """Two processes have the losses of the same patched model in one process."""
     page = (ROOT / "docs/vllm.md").read_text("utf-8")
     (program,) = re.findall(r"```python\n(import torch\n.*?)```", page, re.DOTALL)
     if way == "ddp":

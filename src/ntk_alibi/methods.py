@@ -33,10 +33,8 @@ ADVICE = (
     "beyond 8 training lengths try both with logn=0.5, too"
 )
 
-#: The attribute of a configuration.
+#: The attribute of a configuration, and what it may hold: arguments of `patch`.
 ENTRY = "ntk_alibi"
-
-#: What it may hold: arguments of `patch`.
 KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n")
 
 #: Scalings by kind, which is the first word of a method's name. Static scalings take a factor, a
@@ -169,15 +167,18 @@ def as_scaling(value: Any, train_length: int | None = None, *, name: str = "scal
         name: the argument's name in errors.
 
     Raises:
-        TypeError: value is none of these.
-        ValueError: the name or the dict is wrong, has a factor of scores, or lacks the training
-            length; the scaling is for some layers.
+        TypeError, ValueError: value is none of these, is wrong, has a factor of scores, or lacks
+            the training length; the scaling is for some layers.
     """
     if isinstance(value, str) and _log_n_words(value.split(":")):
-        raise ValueError(
-            f"{name} must be a scaling here, without a factor of scores, got {value!r}"
+        raise ValueError(f"{name} must be a scaling without a factor of scores, got {value!r}")
+    try:
+        scaling, _ = scaling_and_log_n(value, None, train_length)
+    except (TypeError, ValueError) as error:
+        what = (
+            f"{name} must be a scaling, its dict or a method's name, got {_checks.briefly(value)}"
         )
-    scaling, _ = scaling_and_log_n(value, None, train_length)
+        raise type(error)(f"{what}: {error}") from error
     checked_scaling(scaling, name=name)
     check_one_layer(scaling)
     if scaling is not value and getattr(scaling, "train_length", 1) is None:
@@ -223,17 +224,14 @@ def method_name(scaling: Any) -> str:
 
 
 def kind_spelling(kind: str) -> str:
-    """Return how methods of a kind are spelled, such as "ntk:FACTOR" or "dynamic-ntk[:RATE]"."""
+    """Return how methods of a kind are spelled: "ntk:FACTOR" or "dynamic-ntk[:RATE]"."""
     words = "".join(f":{name.upper()}" for name in parameter_names(kind))
     required = kind in STATIC and "start" not in parameter_names(kind)
     return f"{kind}{words}" if required else f"{kind}[{words}]"
 
 
 def parameter_names(kind: str) -> tuple[str, ...]:
-    """Return the names of a kind's parameters, in the order of a method's name.
-
-    "original" and words that are no kind have none.
-    """
+    """Return a kind's parameters, in the order of a method's name; of other words none."""
     if kind not in _KINDS:
         return ()
     return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in OPTIONAL)
@@ -300,7 +298,9 @@ def _parse_parameters(
     known = ", ".join(map(kind_spelling, _KINDS))
     near = _names.find_closest(kind, _KINDS, similarity=0.6)
     advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
-    raise ValueError(f"method must be original or one of {known}, got {name!r}{advice}")
+    raise ValueError(
+        f"method must be original or one of {known}, got {_checks.briefly(name)}{advice}"
+    )
 
 
 def _recommended(kind: str, parameter: str) -> float | None:

@@ -175,7 +175,7 @@ def test_what_no_configuration_holds_is_said_at_the_patch(
     ("entry", "error", "says"),
     [
         ("ntk:4", TypeError, "a dict"),
-        ({"methd": "ntk:4"}, ValueError, "did you mean method?"),
+        ({"methods": "ntk:4"}, ValueError, "did you mean method?"),
         ({"windw": 4}, ValueError, "did you mean window?"),
         ({"alibi_type": "ntk", "factor": 4.0}, ValueError, "got 'alibi_type'"),
         ({"method": "nkt:4"}, ValueError, "ntk"),

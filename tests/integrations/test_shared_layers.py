@@ -118,7 +118,7 @@ def test_two_traceable_patches_of_a_layer_are_refused(shared: Any) -> None:
 
 @families
 def test_a_draft_of_later_layers(name: str) -> None:
-    """The same layers have other numbers in it."""
+    """The same layers have other places in it."""
     model = make_model(name, layers=4)
     draft = draft_of(model, 2, 3, name=name)
     expected = [patched(x, na.NTK(4.0, layers=[1])) for x in (model, draft)]

@@ -194,7 +194,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"^config\.ntk_alibi must be a dict",
     ),
     "misspelled key": (
-        lambda folder: change_config(folder, ntk_alibi={"methd": "ntk:4"}),
+        lambda folder: change_config(folder, ntk_alibi={"methods": "ntk:4"}),
         r"^config\.ntk_alibi must .* did you mean method\?",
     ),
     "negative window": (

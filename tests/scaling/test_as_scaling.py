@@ -61,8 +61,8 @@ def test_a_name_that_no_bias_can_follow_is_refused(call: str) -> None:
     refused = {
         "dynamic-flat": r"scaling must have a training length here.*pass .*train_length=2048.*per=",
         "dynamic-ntk:2:sequence": r"a training length here.*per='sequence'\), or another",
-        "ntk:4:logn=0.5": "scaling must be a scaling here, without a factor of scores, got 'ntk",
-        "original:ssmax=1": "scaling must be a scaling here, without a factor of scores",
+        "ntk:4:logn=0.5": "scaling must be a scaling without a factor of scores, got 'ntk",
+        "original:ssmax=1": "scaling must be a scaling without a factor of scores",
         "knee": "start in 'knee' must be given where the training length is unknown",
         "ntk:4:layers=1": r"scaling must be for one layer here, got NTK\(factor=4.0, layers=\(1,\)",
     }

@@ -357,7 +357,7 @@ def _find_core(
     if constant is None and bias is not None:
         return None
     if bias is not None and (bias.num_heads != problem.shape[1] or not problem.mask.causal):
-        check_fits(bias, problem.shape[1], causal=problem.mask.causal)
+        check_fits(bias, problem.shape[1], causal=problem.mask.causal, length=problem.shape[2])
     try:
         return _kept_core(problem, constant, *scalars)
     except TypeError:  # the scaling has no hash

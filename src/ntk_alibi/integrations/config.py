@@ -48,8 +48,8 @@ def _names_scaling(name: str, scaling: Any, train_length: int | None) -> bool:
 def write_entry(model: nn.Module, targets: Iterable[Any], entry: dict[str, Any] | None) -> Written:
     """Write an entry, or take one away, where a model that holds patched ones keeps it.
 
-    These are the configurations of the patched models, and those of their kind that a model around
-    them has, or has inside of its own, from which it makes the patched models.
+    These are the configurations of the patched models, and others of their kind: of a model around
+    them, or inside of its own, from which it makes the patched models.
 
     Returns:
         The argument of `restore_entries`, which undoes it.

@@ -26,7 +26,7 @@ _patches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def key_for(patch: Any, key: int | None = None) -> int:
-    """Return the key by which graphs find a patch: a new one, or that of the patch it replaces."""
+    """Return the key by which graphs find a patch: a new one, or the key of the one before."""
     key = next(_unused) if key is None else key
     _patches[key] = patch
     return key

@@ -53,7 +53,7 @@ class Patch:
         causal: whether queries see no keys ahead of them.
         traceable: whether layers attend by transformers' own masks, in plain torch.
         attends: the `Attend` of each attention layer.
-        numbered: the same by numbers of layers, and whether they attend to other states.
+        numbered: the same by the number of a layer, and whether it attends to other states.
         memory: what layers share of the masks that they get.
         positional: the arguments that the model's forward takes by position, too.
         own_forward: what the model's forward was, if it had one of its own.
@@ -281,7 +281,7 @@ def _swap(model: Any, new: Patch | None) -> None:
 
 
 def _install(patch: Patch) -> None:
-    """Replace the methods of a model and its layers; those of shared layers may be already."""
+    """Replace the methods of a model and its layers; shared layers may have theirs already."""
     model = patch.model
     setattr(model, PATCH, patch)
     own_bias.hold_modules(model, patch.settings.bias)

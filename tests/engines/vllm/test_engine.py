@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "knee": ({"ntk_alibi": {"method": "knee:64:4"}}, {}, "must act on slopes"),
     "no number": ({"ntk_alibi": {"method": "ntk:four"}}, {}, "method must be"),
-    "misspelt": ({"ntk_alibi": {"metod": "ntk:4"}}, {}, "did you mean method"),
+    "misspelt": ({"ntk_alibi": {"methods": "ntk:4"}}, {}, "did you mean method"),
     "3 processes": (
         {"ntk_alibi": {"method": "ntk:4"}},
         {"tensor_parallel_size": 3},

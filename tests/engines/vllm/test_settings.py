@@ -67,7 +67,7 @@ def test_an_entry_that_a_patch_wrote_is_read() -> None:
         {"sink": 4},
         {"causal_block": 128},
         {"log_n": {"train_length": 2048}},
-        {"metod": "ntk:4"},
+        {"methods": "ntk:4"},
         "ntk:4",
     ],
     ids=repr,

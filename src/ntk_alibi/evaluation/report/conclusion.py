@@ -68,7 +68,7 @@ def better_method(summary: Any) -> str | None:
     """Return the best method at the greatest length, if it is better than the first beyond chance.
 
     That is, the 95 % interval of its gain, which is paired by record, is above zero. Where there is
-    none, because all records agree, the interval of its accuracy is above that of the first.
+    none, because all records agree, the interval of its accuracy is above the first one's.
     """
     found = _farthest(summary)
     if len(found) < 2:

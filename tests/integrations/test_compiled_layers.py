@@ -313,6 +313,37 @@ def test_a_graph_of_encoder_and_decoder() -> None:
         torch.testing.assert_close(compiled(IDS, **given).logits, model(IDS, **given).logits)
 
 
+#: What falls out of a whole graph, as docs/versions.md lists it: arguments of `patch`, of the call,
+#: and whether gradients are recorded.
+FALLS_OUT: dict[str, tuple[Any, Any, bool]] = {
+    "attention weights": (lambda _: {}, lambda _: {"output_attentions": True}, False),
+    "a bias that is trained": (
+        lambda model: {"method": learned_bias.LearnedALiBi(model.num_heads)}, lambda _: {}, True
+    ),
+    "a GrowingCache": (lambda _: {}, lambda _: {CACHE: na.GrowingCache(16)}, False),
+    "a WindowCache": (
+        lambda _: {"window": 8}, lambda _: {CACHE: na.WindowCache(8)}, False
+    ),
+    "a static cache with gradients": (
+        lambda _: {},
+        lambda model: {CACHE: transformers.StaticCache(model.config, max_cache_len=16)},
+        True,
+    ),
+    "eager attention of BLOOM": (lambda _: {"attention": "eager"}, lambda _: {}, False),
+}  # fmt: skip
+
+
+@one_graph
+@pytest.mark.parametrize("what", FALLS_OUT)
+def test_what_falls_out_of_a_whole_graph(what: str) -> None:
+    options, arguments, recorded = FALLS_OUT[what]
+    model = inner("bloom", 1)
+    with torch.set_grad_enabled(recorded), na.patch(model, **options(model)):
+        whole = torch.compile(model, backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="attention must be 'traceable'"):
+            whole(IDS, attention_mask=MASK, **arguments(model))
+
+
 def graphs_of_steps(name: str, layers: int, options: dict[str, Any]) -> int:
     """Return the number of graphs of a prompt with padding and a cache, and of what follows it."""
     model = inner(name, layers)

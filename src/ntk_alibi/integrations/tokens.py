@@ -23,8 +23,8 @@ MISUSE = (
 #: Message of torch where it cannot trace a patched model in one graph.
 WAY_TO_TRACE = (
     "ntk_alibi: attention must be 'traceable' for torch.export, and for torch.compile with "
-    "fullgraph=True where weights are wanted or dropped, a bias is trained, or the cache is a "
-    "GrowingCache, a WindowCache, or a static one with gradients: use "
+    "fullgraph=True where weights are wanted or dropped, a bias is trained, a BLOOM attends by "
+    "'eager', or the cache is a GrowingCache, a WindowCache, or a static one with gradients: use "
     "patch(model, method, attention='traceable'); fullgraph must be False for a model of a family "
     "without such a form"
 )

@@ -344,6 +344,40 @@ def test_what_falls_out_of_a_whole_graph(what: str) -> None:
             whole(IDS, attention_mask=MASK, **arguments(model))
 
 
+#: Calls of which parts run outside of graphs, which each layer enters anew.
+IN_PARTS: dict[str, tuple[dict[str, Any], Any]] = {
+    "weights": ({}, lambda _: {"output_attentions": True}),
+    "eager": ({"attention": "eager"}, lambda _: {}),
+    "a GrowingCache": ({}, lambda _: {CACHE: na.GrowingCache(16), "use_cache": True}),
+    "a WindowCache": ({"window": 8}, lambda _: {CACHE: na.WindowCache(8), "use_cache": True}),
+    "weights, a static cache": (
+        {},
+        lambda model: {
+            CACHE: transformers.StaticCache(model.config, max_cache_len=16),
+            "use_cache": True,
+            "output_attentions": True,
+        },
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "T5", "MPNet"])
+@pytest.mark.parametrize("what", IN_PARTS)
+def test_layers_that_run_outside_of_graphs_stay_apart(name: str, what: str) -> None:
+    """What Dynamo compiles for the first layer must not be the first layer in the others."""
+    options, arguments = IN_PARTS[what]
+    model = inner(name, 3)
+    if CACHE in arguments(model) and name in ("T5", "MPNet"):
+        pytest.skip("encoders have no cache")
+    for parameter in model.parameters():
+        parameter.mul_(5 if parameter.ndim > 1 else 1)  # layers that differ
+    with na.patch(model, **options):
+        expected = model(IDS, **arguments(model))[0]
+        found = torch.compile(model, backend="eager")(IDS, **arguments(model))[0]
+    torch.testing.assert_close(found, expected)
+
+
 def graphs_of_steps(name: str, layers: int, options: dict[str, Any]) -> int:
     """Return the number of graphs of a prompt with padding and a cache, and of what follows it."""
     model = inner(name, layers)

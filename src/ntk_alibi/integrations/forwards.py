@@ -53,22 +53,21 @@ class Owners:
 
     Attributes:
         place: the number of the layer, and whether it attends to other states.
+        attends: the `Attend` of the layer in each patch, weakly, by the key of the patch. Dynamo
+            compiles what all layers run once, and reads an integer's entry for each layer anew; of
+            a dict by modules it would take the first layer's entry for all.
     """
 
     def __init__(self, place: tuple[int, bool]) -> None:
         self.place = place
-        self._patches: list[Any] = []
+        self.attends: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Owners, (self.place,)
 
     def living(self) -> list[Any]:
-        """Return the patches whose models live."""
-        return [patch for patch in (reference() for reference in self._patches) if patch]
-
-    def change(self, references: list[Any]) -> None:
-        """Take other patches, weak references to them."""
-        self._patches = references
+        """Return the `Attend` of the layer in each patch whose model lives."""
+        return [x for x in (reference() for reference in self.attends.values()) if x is not None]
 
 
 def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -92,10 +91,14 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replace the forward of an attention layer: a patched model attends, others call its own."""
-    tokens = getattr(_running, "tokens", None)
-    attend = None if tokens is None else tokens.patch.attends.get(layer)
-    if attend is None:
-        attend = _attend_of_another(layer, [tokens, *args, *kwargs.values()])
+    tokens: Any = getattr(_running, "tokens", None)
+    owners: Any = getattr(layer, OWNERS, None)
+    attend = None
+    if owners is not None:
+        reference = None if tokens is None else owners.attends.get(tokens.patch.key)
+        attend = None if reference is None else reference()
+        if attend is None or attend.patch is not tokens.patch:
+            attend = _attend_of_another(layer, owners, [tokens, *args, *kwargs.values()])
     if attend is None:
         return type(layer).forward(layer, *args, **kwargs)
     return attend.family.forward(attend, layer, *args, **kwargs)
@@ -114,16 +117,13 @@ def signature_without_types(model: nn.Module) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def _attend_of_another(layer: nn.Module, values: Iterable[Any]) -> Any:
+def _attend_of_another(layer: nn.Module, owners: Owners, values: Iterable[Any]) -> Any:
     """Return the `Attend` of a layer that was not at its place when the patch began, or None.
 
     A layer attends by the tokens of the model that runs, or by those among its arguments: it is a
     copy in a patched model, or runs again. A checkpointed layer of remote code, which got a mask,
     runs again in the backward pass alone.
     """
-    if OWNERS not in vars(layer):
-        return None
-    owners = vars(layer)[OWNERS]
     for value in values:
         if isinstance(value, Tokens) and value.patch is not None:
             attend = value.patch.attend_of(layer, owners.place)
@@ -131,11 +131,12 @@ def _attend_of_another(layer: nn.Module, values: Iterable[Any]) -> Any:
                 return attend
     living = owners.living()
     if len(living) == 1 and in_backward_pass():
-        return living[0].attends[layer]
+        return living[0]
     if living:
+        patch = living[0].patch
         raise RuntimeError(
-            f"layer must be called by its patched {type(living[0].model).__name__} "
-            f"({living[0]!r}), got a call of {type(layer).__name__} from elsewhere: undo that "
+            f"layer must be called by its patched {type(patch.model).__name__} "
+            f"({patch!r}), got a call of {type(layer).__name__} from elsewhere: undo that "
             "patch, patch the model that calls it, too, or give it a copy of the layer"
         )
     return None

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from ntk_alibi._torch_state import refuse_script
+from ntk_alibi._torch_state import is_tracing, refuse_script
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import config, graph_operator, numeric_check, own_bias, version_check
 from ntk_alibi.integrations.arguments import positional_names
@@ -108,7 +108,7 @@ class Patch:
             layer: the layer, which may be a copy.
             place: its number, and whether it attends to other states.
         """
-        known = self.attends.get(layer)
+        known = None if is_tracing() else self.attends.get(layer)
         if known is None and place in self.numbered:
             known = replace(self.numbered[place], layer=layer)
         return known
@@ -323,8 +323,7 @@ def _own(patch: Patch) -> None:
     """Let the layers of a patch belong to it."""
     for layer, attend in patch.attends.items():
         owners = vars(layer).setdefault(OWNERS, Owners((attend.number, attend.crosses)))
-        others = [x for x in owners.living() if x is not patch]
-        owners.change([weakref.ref(x) for x in (*others, patch)])
+        owners.attends[patch.key] = weakref.ref(attend)
 
 
 def _take_back(patch: Patch) -> None:
@@ -336,9 +335,8 @@ def _take_back(patch: Patch) -> None:
         if OWNERS not in vars(layer):
             continue
         owners = vars(layer)[OWNERS]
-        others = [x for x in owners.living() if x is not patch]
-        owners.change([weakref.ref(x) for x in others])
-        if not others:
+        owners.attends.pop(patch.key, None)
+        if not owners.living():
             del vars(layer)[OWNERS]
             for value in list(vars(layer).values()):
                 if isinstance(value, partial) and value.func is layer_forward:

@@ -81,8 +81,10 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     arguments = {**dict(names), **kwargs} if args else kwargs
     if len(arguments) < len(args) + len(kwargs):  # too many, or one twice
         return own(*args, **kwargs)  # which raises
-    before = getattr(_running, "tokens", None)
-    _running.tokens = _handed_over(patch, arguments)
+    tokens, before = _handed_over(patch, arguments), getattr(_running, "tokens", None)
+    if _exports_strictly():
+        return own(**arguments)
+    _running.tokens = tokens
     try:
         return own(**arguments)
     finally:
@@ -122,7 +124,7 @@ def _attend_of_another(layer: nn.Module, owners: Owners, values: Iterable[Any]) 
 
     A layer attends by the tokens of the model that runs, or by those among its arguments: it is a
     copy in a patched model, or runs again. A checkpointed layer of remote code, which got a mask,
-    runs again in the backward pass alone.
+    runs again in the backward pass alone. A strict export has no state beside arguments.
     """
     for value in values:
         if isinstance(value, Tokens) and value.patch is not None:
@@ -130,7 +132,7 @@ def _attend_of_another(layer: nn.Module, owners: Owners, values: Iterable[Any]) 
             if attend is not None:
                 return attend
     living = owners.living()
-    if len(living) == 1 and in_backward_pass():
+    if len(living) == 1 and (_exports_strictly() or in_backward_pass()):
         return living[0]
     if living:
         patch = living[0].patch
@@ -140,6 +142,11 @@ def _attend_of_another(layer: nn.Module, owners: Owners, values: Iterable[Any]) 
             "patch, patch the model that calls it, too, or give it a copy of the layer"
         )
     return None
+
+
+def _exports_strictly() -> bool:
+    """Return whether Dynamo traces for torch.export, which warns of changes outside of a graph."""
+    return torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
 
 
 def _handed_over(patch: Any, arguments: dict[str, Any]) -> Tokens:

@@ -14,6 +14,7 @@ from ntk_alibi.integrations import graph_operator, passes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forms import eager, fused
+from ntk_alibi.integrations.forwards import running_tokens
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.passes.inputs import PassInputs, Sizes
 from ntk_alibi.integrations.passes.mask_values import check_tensor
@@ -212,6 +213,7 @@ class Attend:
                     f"model hands over, got {_checks.briefly(mask)}: call the model"
                 )
             check_tensor("attention_mask", mask)
+            weights = weights or getattr(running_tokens(), "weights", False)
             tokens = self.tokens_of(mask, sizes, device, cache, weights)
         if tokens.forward_pass is None:
             inputs = PassInputs.of(self, tokens, sizes, device, cache, weights=weights)

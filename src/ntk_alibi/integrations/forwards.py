@@ -81,7 +81,7 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     arguments = {**dict(names), **kwargs} if args else kwargs
     if len(arguments) < len(args) + len(kwargs):  # too many, or one twice
         return own(*args, **kwargs)  # which raises
-    tokens, before = _handed_over(patch, arguments), getattr(_running, "tokens", None)
+    tokens, before = _handed_over(patch, arguments), running_tokens()
     if _exports_strictly():
         return own(**arguments)
     _running.tokens = tokens
@@ -106,10 +106,9 @@ def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return attend.family.forward(attend, layer, *args, **kwargs)
 
 
-def running_tokens() -> Tokens:
-    """Return the tokens of the patched model that runs in this thread."""
-    tokens: Tokens = _running.tokens
-    return tokens
+def running_tokens() -> Any:
+    """Return the tokens of the patched model that runs in this thread, or None."""
+    return getattr(_running, "tokens", None)
 
 
 def signature_without_types(model: nn.Module) -> inspect.Signature:
@@ -159,10 +158,10 @@ def _handed_over(patch: Any, arguments: dict[str, Any]) -> Tokens:
         _check(patch, arguments)
     if patch.traceable:
         arguments["attention_mask"] = _without_booleans(mask, patch)
-    if not patch.hands_over:
-        return tokens
     wanted = arguments.get("output_attentions")
     tokens.weights = bool(patch.model.config.output_attentions if wanted is None else wanted)
+    if not patch.hands_over:
+        return tokens
     arguments["attention_mask"] = tokens
     if arguments.get("encoder_hidden_states") is not None:
         of_encoder = Tokens(patch, arguments.get("encoder_attention_mask"))

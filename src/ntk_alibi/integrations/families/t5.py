@@ -12,12 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import nn
 
 from ntk_alibi.biases.t5 import T5
 from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.family import of_transformers, register
 from ntk_alibi.integrations.tables import Table
+from ntk_alibi.integrations.transformers_versions import transformers_version
 
 
 def _is_causal(model: Any) -> bool:
@@ -161,5 +163,6 @@ _register(
     "UMT5",
     forward=_umt5_forward,
     parameters=("hidden_states", "encoder_hidden_states", CACHE, "attention_mask"),
+    makes_masks=lambda _: Version(transformers_version() or "0") < Version("5.15"),
 )
 _register("SwitchTransformers", makes_masks=lambda stack: not _is_causal(stack))

@@ -190,8 +190,8 @@ TABLES = ((DECODERS, OF_DECODERS), (ENCODERS, OF_ENCODERS), (("t5", "umt5"), OF_
 OF_SIZES = ("mask", "step", "generate", "cut", "static, mask")
 
 
-#: Cases of UMT5 whose masks are transformers' own before this version: 5.4 repeats a mask of one row,
-#: and makes a mask of pairs of another length.
+#: Cases of UMT5 whose masks are transformers' own before this version, which repeats a mask of one
+#: row, and makes a mask of pairs of another length.
 REPEATED = pytest.mark.needs("transformers >= 5.24", "UMT5 of 5.4 makes its masks itself")
 OWN_MASKS = ("encoder's mask of 1 row", "step, mask 1 more")
 

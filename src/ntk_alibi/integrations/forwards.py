@@ -176,9 +176,11 @@ def _check(patch: Any, arguments: dict[str, Any]) -> None:
     check_inputs(arguments)
     mask: Any = arguments.get("attention_mask")
     cache, inputs = cache_of(arguments), inputs_of(arguments)
-    paged = arguments.get("cache")
-    if paged is not None and paged is not cache:
-        raise ValueError(f"cache must have get_seq_length, got {type(paged).__name__}: {INSTEAD}")
+    for name in ("cache", "past_key_values"):
+        value = arguments.get(name)
+        if value is not None and not hasattr(value, "get_seq_length"):
+            got = type(value).__name__
+            raise ValueError(f"{name} must have get_seq_length, got {got}: {INSTEAD}")
     for name in PACKED:
         if arguments.get(name) is not None:
             raise ValueError(

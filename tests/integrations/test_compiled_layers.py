@@ -314,8 +314,7 @@ def test_a_graph_of_encoder_and_decoder() -> None:
         torch.testing.assert_close(compiled(IDS, **given).logits, model(IDS, **given).logits)
 
 
-#: What falls out of a whole graph, as docs/versions.md lists it: arguments of `patch`, of the call,
-#: and whether gradients are recorded.
+#: What falls out of a whole graph, as docs/versions.md lists it: of `patch`, the call, gradients.
 FALLS_OUT: dict[str, tuple[Any, Any, bool]] = {
     "attention weights": (lambda _: {}, lambda _: {"output_attentions": True}, False),
     "a bias that is trained": (

@@ -44,7 +44,7 @@ INSTEAD = (
     "or vLLM, reads packed rows"
 )
 
-#: The patch whose model runs in this thread.
+#: The tokens of the patched model that runs in this thread.
 _running = threading.local()
 
 

@@ -266,7 +266,7 @@ def test_without_torch_a_lazy_name_says_what_brings_all_it_needs() -> None:
 @pytest.mark.parametrize(
     "package",
     "IPython argcomplete gguf jieba lm_eval nbformat nltk onnx onnxruntime onnxscript openvino "
-    "pytest_examples scipy selenium sphinx sqlitedict xllamacpp".split(),
+    "pytest_examples scipy sphinx sqlitedict xllamacpp".split(),
 )
 def test_all_packages_of_the_extra_test_all_are_there(package: str) -> None:
     """Where one is missing, tests would be skipped in silence."""

@@ -363,7 +363,7 @@ def _parse_options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
         option = "layers" if word.startswith("layers=") else option
         if option not in free or (option == "share" and word[:1].isalpha()):
             known = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
-            dynamic = "; only a dynamic method takes it, such as dynamic-ntk:2"
+            dynamic = "; only a dynamic method takes it, such as dynamic-ntk"
             raise ValueError(
                 f"an option in {name!r} must be {known}, got {word!r}"
                 f"{dynamic if option == 'per' and 'per' not in options else ''}"

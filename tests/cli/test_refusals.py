@@ -15,11 +15,11 @@ PATH_OF_LINUX = pytest.mark.skipif(os.name == "nt", reason="the path is one of L
 
 ROWS = [
     (["slopes", "0"], "num_heads must be between 1"),
-    (["slopes", "8", "--method", "dynamic-ntk:2", "--length", "-5"], "--length must be between 1"),
+    (["slopes", "8", "--method", "dynamic-ntk", "--length", "-5"], "--length must be between 1"),
     (["slopes", "8", "--method", "ntk:2", "--length", "9"], "and no other, got ntk:2"),
     (["slopes", "8", "--method", "knee:8:2"], "error: scaling must act on slopes here"),
     (["slopes", "8", "--method", "original:logn=1"], "--method must be a scaling without"),
-    (["slopes", "8", "--method", "dynamic-ntk:2"], "a dynamic method, got only dynamic-ntk:2"),
+    (["slopes", "8", "--method", "dynamic-ntk"], "a dynamic method, got only dynamic-ntk:2"),
     (
         ["explore", "--text", "x"],
         "COMMAND must be .*'explore': ntk_alibi.plots.attention_maps",

@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ValueError(f"--length must be given with a dynamic method, got only {options.method}")
     if not dynamic and options.length is not None:
         raise ValueError(
-            "--length must be given with a dynamic method, such as dynamic-ntk:2, and no "
+            "--length must be given with a dynamic method, such as dynamic-ntk, and no "
             f"other, got {options.method}"
         )
     slopes = slopes_at(options.num_heads, scaling, options.length).tolist()

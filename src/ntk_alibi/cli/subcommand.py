@@ -68,7 +68,7 @@ dynamic-interpolation 1, for dynamic-knee 7, if it is left out
   options follow after a colon: sequence, as published, for dynamic methods: all tokens have the \
 factor of the whole text, so generation with a cache differs from a full pass; a share of the \
 heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
-  such as ntk:4, dynamic-ntk:2, dynamic-flat:logn=0.5, knee:1024:28"""
+  such as ntk:4, dynamic-ntk, dynamic-flat:logn=0.5, knee:1024:28"""
 
 
 def method_completer(prefix: str, **_: Any) -> list[str]:

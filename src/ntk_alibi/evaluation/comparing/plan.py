@@ -15,7 +15,7 @@ DEFAULT_METHODS = (
     "original",
     "interpolation:4",
     "ntk:4",
-    "dynamic-ntk:2",
+    "dynamic-ntk",
     "dynamic-flat",
     "dynamic-flat:logn=0.5",
 )

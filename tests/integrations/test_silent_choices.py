@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
 import pytest
+import torch
 from transformers import BloomConfig, BloomModel
 
 import ntk_alibi as na
@@ -52,3 +54,20 @@ def test_a_scaling_of_rotations_is_said_to_have_no_effect() -> None:
         na.patch(model)
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
     na.patch(model, "ntk:4")
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_padding_on_the_right_of_a_prompt_is_warned_of(
+    models: dict[str, Any],
+    family: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers asks for left padding by name, of patched models, too."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model, ids = models[family], torch.tensor([[5, 6, 7, 3], [4, 5, 6, 7]])
+    with na.patch(model, "ntk:4"):
+        model.generate(
+            ids, attention_mask=(ids != 3).long(), pad_token_id=3, max_new_tokens=1, do_sample=False
+        )
+    assert "please set `padding_side='left'`" in caplog.text

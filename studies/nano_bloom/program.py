@@ -24,8 +24,11 @@ from tqdm import tqdm
 from ntk_alibi import _checks, _files, patch
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
+from ntk_alibi.evaluation.records.longeval import Lines
+from ntk_alibi.evaluation.records.record import RecordKind, encoder
 from ntk_alibi.evaluation.report import tables
 from studies import training
+from studies.forms import Forms
 from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
 
@@ -37,18 +40,27 @@ class NanoBloomRecipe(RecordRecipe):
     Attributes:
         final_steps: number of steps at train_length; the learning rate falls over the last 70 % of
             them.
+        lines: share of LongEval's lines in the records; the others are of drawn forms.
+        autocast: whether matrices are multiplied in bfloat16.
         slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
             training length is too short for the standard slope.
     """
 
-    final_steps: int = 900
+    start_length: int = 128
+    threshold: float = 0.75
+    hidden_size: int = 192
+    prose_weight: float = 0.3
+    record_weight: float = 0.05
+    final_steps: int = 800
+    lines: float = 0.0
+    autocast: bool = True
     slope_factor: float = 1.0
 
 
 #: A recipe for tests: about 45 CPU-seconds, enough to answer most lines.
 SMALL = NanoBloomRecipe(
-    train_length=256, slope_factor=8.0, final_steps=100, tokens=2048, layers=2, hidden_size=64,
-    heads=4, shares=(0.0, 1.0, 0.0),
+    train_length=256, start_length=64, slope_factor=8.0, final_steps=100, tokens=2048, layers=2,
+    hidden_size=64, heads=4, prose=0.0, lines=1.0,
 )  # fmt: skip
 
 
@@ -87,6 +99,8 @@ class NanoBloomTraining(RecordTraining):
 
     def __init__(self, recipe: NanoBloomRecipe) -> None:
         super().__init__(recipe, NanoBloomCurriculum(recipe.start_length))
+        self.encode = encoder(self.tokenizer)  # most texts come once
+        self._forms = Forms.of(self.tokenizer, self.sentences)
 
     def make_model(self) -> Any:
         """Build a BLOOM with random first weights."""
@@ -102,10 +116,18 @@ class NanoBloomTraining(RecordTraining):
             )
         )
 
+    def record_kind(self, length: int) -> RecordKind:
+        """Return lines or forms, with more questions in longer records."""
+        questions = max(16, length // 64)
+        if self.rng.random() < self.recipe.lines:
+            return Lines(max(1, min(length // 30, questions)))
+        return replace(self._forms, questions=questions)
+
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Compute the model's logits at the wanted positions; see `Training`."""
-        logits: torch.Tensor = self.model(tokens, use_cache=False).logits
-        return logits[wanted]
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.autocast):
+            logits: torch.Tensor = self.model(tokens, use_cache=False).logits
+        return logits[wanted].float()
 
     def length_setting(self) -> dict[str, int]:
         """Return the entry of the config that holds the training length."""

@@ -18,11 +18,7 @@ from studies.nano_bloom.program import NanoBloomRecipe, NanoBloomTraining
 #: Exponents of the flattest slopes of the nano MPTs, which all have this training length.
 BIAS_MAXIMA, MPT_TRAIN_LENGTH = (8, 7, 6, 5), 512
 
-#: Shares of prose and of the kinds of records in the training of nano MPTs. Conversations are
-#: missing: with them, two trial trainings did not learn to tell their topics.
-MPT_SHARES = (0.25, 0.3, 0.0, 0.15, 0.2, 0.1)
-
-#: Steps at the training length; the nano BLOOM has 900.
+#: Steps at the training length; the nano BLOOM has more.
 MPT_STEPS = 600
 
 #: BLOOM's regime, and pairs of a multiple of the training length and how many records of lines
@@ -120,7 +116,6 @@ def make_nano_mpt(seed: int, bias_max: int) -> NanoModel:
         seed=seed,
         alibi_bias_max=bias_max,
         train_length=MPT_TRAIN_LENGTH,
-        shares=MPT_SHARES,
         final_steps=MPT_STEPS,
         held_out="books",
     )

@@ -103,9 +103,9 @@ def test_the_loss_is_that_of_the_answers_at_the_training_length(trained: StudyTr
 
 
 def test_pairs_ask_for_what_was_stated_once(trained: StudyTraining) -> None:
-    names = trained.line_task(128).names
+    names = trained.record_kind(128).names
     for length in (6, 31, 128, 1024):
-        case = trained.line_task(length).case(trained.encode, length, np.random.default_rng(0))
+        case = trained.record_kind(length).case(trained.encode, length, np.random.default_rng(0))
         assert length - 2 <= len(case.tokens) <= length
         lines = case.tokens.reshape(-1, 3)
         questions = len(case.answers)
@@ -125,7 +125,7 @@ def test_pairs_ask_for_what_was_stated_once(trained: StudyTraining) -> None:
 
 
 def test_names_of_pairs_are_words_of_one_token(trained: StudyTraining) -> None:
-    names = trained.line_task(128).names
+    names = trained.record_kind(128).names
     assert {len(tokens) for tokens in trained.encode(list(names))} == {1}
     assert all(re.fullmatch(" [a-z]{2,}", name) for name in names)
     assert len(set(names)) == len(names)
@@ -133,7 +133,7 @@ def test_names_of_pairs_are_words_of_one_token(trained: StudyTraining) -> None:
 
 
 def test_pairs_need_room_for_one_and_names_for_all(trained: StudyTraining) -> None:
-    names = len(trained.line_task(128).names)
+    names = len(trained.record_kind(128).names)
     for length in (5, 3 * (names + 17)):
         with pytest.raises(ValueError, match=f"length must be from 6 tokens .* got {length}"):
-            trained.line_task(length).case(trained.encode, length, np.random.default_rng(0))
+            trained.record_kind(length).case(trained.encode, length, np.random.default_rng(0))

@@ -65,8 +65,9 @@ SEPARATORS = (":", " =", " ->", " =>", " |", ",", ";", " -", " is", " was", " ha
               " :", " ==", "/", " at", " in", " as")  # fmt: skip
 ENDS = (".", ";", ",", "", "", "", "!")
 
-#: Shares of records that repeat statements, and that have fewer statements amid prose.
-REPEATING, AMID_PROSE = 0.15, 0.4
+#: Shares of records whose names and values are single tokens, that repeat statements, and that have
+#: fewer statements amid prose.
+PLAIN, REPEATING, AMID_PROSE = 0.3, 0.15, 0.4
 
 #: Statements of a record at least, and how often a record is drawn again that does not fit.
 FEWEST, TRIES = 2, 100
@@ -149,10 +150,11 @@ class Forms:
         """Draw a case, or None if it does not fit."""
         encode = cached_encoder(encode)
         forms = [self.form or self.new_form(draw) for _ in range(draw.choice((1, 1, 2)))]
-        names = list(dict.fromkeys(self.spellings(max(2, length // 8), draw)))
+        plain = draw.random() < PLAIN
+        names = list(dict.fromkeys(self.spellings(max(2, length // 8), draw, plain)))
         stated: list[tuple[str, str, str]] = []
         asked: list[tuple[str, str, str]] = []
-        for name, value in zip(names, self.spellings(len(names), draw), strict=True):
+        for name, value in zip(names, self.spellings(len(names), draw, plain), strict=True):
             form = draw.choice(forms)
             said = form.lead + value
             stated.append((fill(form.before, name, draw), said, fill(form.after, name, draw)))
@@ -231,8 +233,10 @@ class Forms:
         text = draw.choice("  _").join(words)
         return draw.choice((str, str, str, str, str.title, str.upper))(text)
 
-    def spellings(self, count: int, draw: Random) -> list[str]:
-        """Draw names or values for a record, most of which share parts."""
+    def spellings(self, count: int, draw: Random, plain: bool) -> list[str]:
+        """Draw names or values for a record: plain ones, or others that often share parts."""
+        if plain:
+            return draw.choices(self.pieces, k=count)
         kinds = [self.spelling(draw) for _ in range(draw.choice((1, 2)))]
         pool = int(draw.choice((1.5, 3.0, 8.0)) * count**0.5) + 2 if len(kinds) > 1 else 2 * count
         parts = [[kind(draw) for _ in range(pool)] for kind in kinds]

@@ -1,8 +1,8 @@
 """Training of small language models on retrieval records and prose.
 
 nano_bloom/ trains the embedded BLOOM with the classes here, and schemes/recipe.py trains decoders
-with different position schemes. Answers weigh most in the loss; the rest of records is
-unpredictable.
+with different position schemes. The first token of an answer, which must be found, weighs most in
+the loss; the rest of records is unpredictable.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class RecordRecipe(training.Recipe):
 
     Attributes:
         prose: share of prose in the rows of a batch; the others are records.
-        prose_weight, record_weight: weights in the loss of prose, and of record tokens that are not
-            answers; answers have 1.
+        prose_weight, record_weight, rest_weight: weights in the loss of prose, of the tokens of
+            records, and of an answer's tokens after the first, which are easy; the first has 1.
         held_out: texts of the corpus that are not used for training; see `corpus.training_text`.
     """
 
     prose: float = 0.25
     prose_weight: float = 0.5
     record_weight: float = 0.1
+    rest_weight: float = 1.0
     held_out: Literal["chapters", "books"] = "chapters"
 
 
@@ -78,8 +79,8 @@ class RecordTraining(training.Training):
         tokens[: len(case.tokens)] = case.tokens
         weights[: len(case.tokens)] = self.recipe.record_weight
         for begin, end in case.answers:
-            weights[begin:end] = 1.0
-            answers[begin:end] = True
+            weights[begin], weights[begin + 1 : end] = 1.0, self.recipe.rest_weight
+            answers[begin] = True
         return tokens, weights, answers
 
     @abstractmethod

@@ -71,7 +71,7 @@ class Batch:
         tokens: what the model reads, int64.
         expected: the right token at each position, int64.
         weights: the weight of each position in the loss, float32; 0 for none.
-        answers: True at the tokens of answers that count for the running accuracy.
+        answers: True at the tokens that count for the running accuracy: each answer's first.
     """
 
     tokens: torch.Tensor

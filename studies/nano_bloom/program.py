@@ -27,8 +27,10 @@ from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
 from ntk_alibi.evaluation.records.longeval import Lines
 from ntk_alibi.evaluation.records.record import RecordKind, encoder
 from ntk_alibi.evaluation.report import tables
+from ntk_alibi.models import load
 from studies import training
 from studies.forms import Forms
+from studies.nano_bloom import endpoint
 from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
 
@@ -49,8 +51,9 @@ class NanoBloomRecipe(RecordRecipe):
     start_length: int = 128
     threshold: float = 0.75
     hidden_size: int = 192
-    prose_weight: float = 0.3
-    record_weight: float = 0.05
+    prose_weight: float = 0.15
+    record_weight: float = 0.02
+    rest_weight: float = 0.3
     final_steps: int = 800
     lines: float = 0.0
     autocast: bool = True
@@ -197,7 +200,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--small", action="store_true", help="train a small model for tests, about a minute"
     )
+    parser.add_argument(
+        "--endpoint",
+        metavar="MODEL",
+        help='read the endpoint of a finished model ("nano-bloom": the embedded one), and end',
+    )
     options = parser.parse_args(arguments)
+    if options.endpoint is not None:
+        print(endpoint.table(*load(options.endpoint)))
+        return
     _checks.integer("--seed", options.seed, minimum=0)
     recipe = SMALL if options.small else NanoBloomRecipe()
     recipe = replace(recipe, seed=options.seed)

@@ -47,14 +47,15 @@ def table(model: Any, tokenizer: Any, train_length: int) -> str:
         "topics of LongEval": Topics(drawn.prose, TOGETHER),
         "pass key": Passkey(drawn.prose),
     }
-    rows: dict[str, list[str]] = {}
+    rows = []
     for name, kind in kinds.items():
-        rows[name] = [
-            answered(model, ORIGINAL, partial(kind.case, encode, length)) for length in LENGTHS
-        ]
+        cells = [answered(model, ORIGINAL, partial(kind.case, encode, n)) for n in LENGTHS]
         if form := HELD_OUT.get(name.removesuffix(", open")):
             draw = partial(prompt, drawn, form, encode, BEYOND * train_length)
-            rows[name] += [answered(model, method, draw) for method in (ORIGINAL, RECOMMENDED)]
+            cells += [answered(model, method, draw) for method in (ORIGINAL, RECOMMENDED)]
+        else:
+            cells += ["", ""]
+        rows.append([name, *cells])
     header = [f"{length} tokens" for length in LENGTHS]
     header += [f"{BEYOND}x, {method}" for method in (ORIGINAL, "stretched")]
     return markdown.table(
@@ -95,9 +96,7 @@ def answered(model: Any, method: str, draw: Callable[[np.random.Generator], Case
         while len(right) < QUESTIONS:
             case = draw(rng)
             tokens = torch.from_numpy(case.tokens)[None]
-            likeliest: NDArray[np.int64] = (
-                model(tokens, use_cache=False).logits[0].argmax(-1).numpy()
-            )
+            likeliest = model(tokens, use_cache=False).logits[0].argmax(-1).numpy()
             right += [
                 bool((likeliest[begin - 1 : end - 1] == case.tokens[begin:end]).all())
                 for begin, end in case.answers

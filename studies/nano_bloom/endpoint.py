@@ -58,9 +58,7 @@ def table(model: Any, tokenizer: Any, train_length: int) -> str:
         rows.append([name, *cells])
     header = [f"{length} tokens" for length in LENGTHS]
     header += [f"{BEYOND}x, {method}" for method in (ORIGINAL, "stretched")]
-    return markdown.table(
-        ["form", *header], [[x, *cells, *[""] * (4 - len(cells))] for x, cells in rows.items()]
-    )
+    return markdown.table(["form", *header], rows)
 
 
 def prompt(drawn: Forms, form: Form, encode: Encode, length: int, rng: np.random.Generator) -> Case:

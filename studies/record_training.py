@@ -29,15 +29,16 @@ class RecordRecipe(training.Recipe):
 
     Attributes:
         prose: share of prose in the rows of a batch; the others are records.
-        prose_weight, record_weight, rest_weight: weights in the loss of prose, of the tokens of
-            records, and of an answer's tokens after the first, which are easy; the first has 1.
+        prose_weight, record_weight, first_weight: weights in the loss of prose, of record tokens
+            that are not answers, and of the first token of an answer; its other tokens, which are
+            easier, have 1.
         held_out: texts of the corpus that are not used for training; see `corpus.training_text`.
     """
 
     prose: float = 0.25
     prose_weight: float = 0.5
     record_weight: float = 0.1
-    rest_weight: float = 1.0
+    first_weight: float = 1.0
     held_out: Literal["chapters", "books"] = "chapters"
 
 
@@ -79,7 +80,7 @@ class RecordTraining(training.Training):
         tokens[: len(case.tokens)] = case.tokens
         weights[: len(case.tokens)] = self.recipe.record_weight
         for begin, end in case.answers:
-            weights[begin], weights[begin + 1 : end] = 1.0, self.recipe.rest_weight
+            weights[begin], weights[begin + 1 : end] = self.recipe.first_weight, 1.0
             answers[begin] = True
         return tokens, weights, answers
 

@@ -25,7 +25,7 @@ from ntk_alibi import _checks, _files, patch
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
 from ntk_alibi.evaluation.records.longeval import Lines
-from ntk_alibi.evaluation.records.record import RecordKind, encoder
+from ntk_alibi.evaluation.records.record import RecordKind
 from ntk_alibi.evaluation.report import tables
 from ntk_alibi.models import load
 from studies import training
@@ -50,10 +50,7 @@ class NanoBloomRecipe(RecordRecipe):
 
     start_length: int = 128
     threshold: float = 0.75
-    hidden_size: int = 192
-    prose_weight: float = 0.15
-    record_weight: float = 0.02
-    rest_weight: float = 0.3
+    first_weight: float = 3.0
     final_steps: int = 800
     lines: float = 0.0
     autocast: bool = True
@@ -102,7 +99,10 @@ class NanoBloomTraining(RecordTraining):
 
     def __init__(self, recipe: NanoBloomRecipe) -> None:
         super().__init__(recipe, NanoBloomCurriculum(recipe.start_length))
-        self.encode = encoder(self.tokenizer)  # most texts come once
+        backend = self.tokenizer.backend_tokenizer  # quicker for texts that come once
+        self.encode = lambda texts: [
+            encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)
+        ]
         self._forms = Forms.of(self.tokenizer, self.sentences)
 
     def make_model(self) -> Any:

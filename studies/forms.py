@@ -67,10 +67,10 @@ ENDS = (".", ";", ",", "", "", "", "!")
 
 #: Shares of records whose names and values are single tokens, that repeat statements, and that have
 #: fewer statements amid prose.
-PLAIN, REPEATING, AMID_PROSE = 0.3, 0.15, 0.4
+PLAIN, REPEATING, AMID_PROSE = 0.4, 0.1, 0.25
 
 #: Statements of a record at least, and how often a record is drawn again that does not fit.
-FEWEST, TRIES = 2, 100
+FEWEST, TRIES = 3, 100
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SYLLABLES = tuple(c + v for c in "bdfghjklmnprstvwz" for v in "aeiou")
@@ -118,6 +118,7 @@ class Forms:
     Attributes:
         prose: sentences between statements.
         pieces: texts of the tokenizer's tokens, of which some names consist.
+        common: pieces that are words.
         questions: the greatest number of questions about a record.
         form: the form of all records; None for forms drawn from the grammar.
     """
@@ -125,6 +126,7 @@ class Forms:
     prose: tuple[str, ...] = field(repr=False)
     words: tuple[str, ...] = field(repr=False)
     pieces: tuple[str, ...] = field(repr=False)
+    common: tuple[str, ...] = field(repr=False)
     questions: int = 16
     form: Form | None = None
     name: ClassVar[str] = "forms"
@@ -136,7 +138,8 @@ class Forms:
         texts = [str(tokenizer.decode([token])).strip() for token in range(len(tokenizer))]
         special = tokenizer.all_special_tokens
         pieces = [x for x in texts if x.isprintable() and x.isascii() and x not in ("", *special)]
-        return cls(prose, tuple(found), tuple(pieces))
+        common = [x for x in pieces if x.isalpha() and len(x) > 2]
+        return cls(prose, tuple(found), tuple(pieces), tuple(common))
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`. What does not fit is drawn again."""
@@ -172,7 +175,7 @@ class Forms:
         if count < FEWEST:
             return None
         if draw.random() < AMID_PROSE:
-            count = int(np.ceil(count ** draw.random()))
+            count = max(FEWEST, int(count ** draw.random()))
         stated_names = dict.fromkeys(order[:count].tolist())
         chosen = draw.sample(list(stated_names), min(questions, len(stated_names)))
         room = length - int(costs[order[:count]].sum() + question_costs[chosen].sum()) - 1
@@ -227,11 +230,11 @@ class Forms:
 
     def phrase(self, draw: Random) -> str:
         """Draw one or two words."""
-        words = [draw.choice(self.words) for _ in range(draw.choice((1, 1, 2)))]
-        if draw.random() < 0.2:
+        words = [draw.choice(self.common) for _ in range(draw.choice((1, 1, 2)))]
+        if draw.random() < 0.3:
             words[-1] = self.spelling(draw)(draw)
         text = draw.choice("  _").join(words)
-        return draw.choice((str, str, str, str, str.title, str.upper))(text)
+        return draw.choice((str,) * 8 + (str.title, str.upper))(text)
 
     def spellings(self, count: int, draw: Random, plain: bool) -> list[str]:
         """Draw names or values for a record: plain ones, or others that often share parts."""

@@ -50,6 +50,7 @@ class NanoBloomRecipe(RecordRecipe):
 
     start_length: int = 128
     threshold: float = 0.75
+    hidden_size: int = 192
     first_weight: float = 3.0
     final_steps: int = 800
     lines: float = 0.0

@@ -65,9 +65,11 @@ SEPARATORS = (":", " =", " ->", " =>", " |", ",", ";", " -", " is", " was", " ha
               " :", " ==", "/", " at", " in", " as")  # fmt: skip
 ENDS = (".", ";", ",", "", "", "", "!")
 
-#: Shares of records whose names and values are single tokens, that repeat statements, and that have
-#: fewer statements amid prose.
-PLAIN, REPEATING, AMID_PROSE = 0.4, 0.1, 0.25
+#: Shares of records that repeat statements, and that have fewer statements amid prose.
+REPEATING, AMID_PROSE = 0.1, 0.25
+
+#: Questions that begin as the statement does.
+VERBATIM = ("{n}{m}", "{s}")
 
 #: Statements of a record at least, and how often a record is drawn again that does not fit.
 FEWEST, TRIES = 3, 100
@@ -120,6 +122,8 @@ class Forms:
         pieces: texts of the tokenizer's tokens, of which some names consist.
         common: pieces that are words.
         questions: the greatest number of questions about a record.
+        easy: share of records whose names and values are single tokens, and share of forms whose
+            questions begin as their statements do.
         form: the form of all records; None for forms drawn from the grammar.
     """
 
@@ -128,6 +132,7 @@ class Forms:
     pieces: tuple[str, ...] = field(repr=False)
     common: tuple[str, ...] = field(repr=False)
     questions: int = 16
+    easy: float = 0.2
     form: Form | None = None
     name: ClassVar[str] = "forms"
 
@@ -153,7 +158,7 @@ class Forms:
         """Draw a case, or None if it does not fit."""
         encode = cached_encoder(encode)
         forms = [self.form or self.new_form(draw) for _ in range(draw.choice((1, 1, 2)))]
-        plain = draw.random() < PLAIN
+        plain = draw.random() < self.easy
         names = list(dict.fromkeys(self.spellings(max(2, length // 8), draw, plain)))
         stated: list[tuple[str, str, str]] = []
         asked: list[tuple[str, str, str]] = []
@@ -207,7 +212,7 @@ class Forms:
         between = before.partition("{n}")[2]
         last = re.search(r" ?[^\w\s]*$", between) if draw.random() < 0.7 else None
         parts = {"{m}": between, "{s}": before.lstrip(), "{l}": last.group() if last else ""}
-        question = draw.choice(QUESTIONS)
+        question = draw.choice(VERBATIM if draw.random() < self.easy else QUESTIONS)
         for mark, text in {**parts, "{a}": a, "{b}": b}.items():
             question = question.replace(mark, text)
         while "{w}" in question:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,10 @@ from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
 
 
+#: Share of easy records at the first length, and from `HARDEST_FROM` tokens on; see `Forms.easy`.
+EASY_AT_FIRST, EASY_AT_LEAST, HARDEST_FROM = 0.8, 0.2, 512
+
+
 @dataclass(frozen=True)
 class NanoBloomRecipe(RecordRecipe):
     """All settings of the training of a nano BLOOM.
@@ -48,9 +53,10 @@ class NanoBloomRecipe(RecordRecipe):
             training length is too short for the standard slope.
     """
 
-    start_length: int = 128
+    start_length: int = 64
     threshold: float = 0.75
-    hidden_size: int = 192
+    layers: int = 4
+    hidden_size: int = 128
     first_weight: float = 3.0
     final_steps: int = 800
     lines: float = 0.0
@@ -125,7 +131,13 @@ class NanoBloomTraining(RecordTraining):
         questions = max(16, length // 64)
         if self.rng.random() < self.recipe.lines:
             return Lines(max(1, min(length // 30, questions)))
-        return replace(self._forms, questions=questions)
+        easy = EASY_AT_LEAST + (EASY_AT_FIRST - EASY_AT_LEAST) * min(1.0, self._ease(length))
+        return replace(self._forms, questions=questions, easy=easy)
+
+    def _ease(self, length: int) -> float:
+        """Return 1 at the first length, falling to 0 at `HARDEST_FROM` tokens."""
+        first = self.recipe.start_length
+        return max(0.0, math.log(HARDEST_FROM / length) / math.log(HARDEST_FROM / first))
 
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Compute the model's logits at the wanted positions; see `Training`."""

@@ -19,8 +19,8 @@ PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal --durations 20 --d
 
 .PHONY: demo test test-all newest oldest versions gpu-test fuzz vllm-test peer-tests windows-test macos-build lint docs docs-links sanitize emulate clean
 
-demo: $(VENV)/.eval
-	$(BIN)/ntk-alibi eval --demo
+demo: $(VENV)/.demo
+	$(BIN)/ntk-alibi demo
 
 # Lint, and the core of the tests: each feature once, in its smallest form, on one instruction set.
 test: lint
@@ -133,11 +133,11 @@ emulate: $(VENV)/.test
 ISA := $(or $(shell grep -owm1 avx512_bf16 /proc/cpuinfo),$(shell grep -owm1 avx2 /proc/cpuinfo))
 KERNELS := $(if $(ISA),-C cmake.define.NTK_ALIBI_ISAS=$(ISA))
 
-$(VENV)/.eval: $(SOURCES)
-	@echo "The demo installs 1.6 GB of packages and builds the kernels: 3 to 9 minutes on two cores."
+$(VENV)/.demo: $(SOURCES)
+	@echo "The demo installs 1.1 GB of packages and builds the kernels, then reads for a minute."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(TORCH)
-	$(patsubst -q,,$(PIP)) --no-compile -C build-dir=build/demo $(KERNELS) ".[eval]"
+	$(patsubst -q,,$(PIP)) --no-compile -C build-dir=build/demo $(KERNELS) ".[transformers]"
 	touch $@
 
 $(VENV)/.test: $(SOURCES)

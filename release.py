@@ -1,8 +1,8 @@
 """Turn a checkout into what a release is made of: `python release.py ADDRESS`.
 
-Before a release the address of the repository is a placeholder, and README and quickstart have a
-paragraph on installing from a checkout. This program fills the address in, and takes the paragraphs
-out. `python release.py --check` says what is left to fill.
+Before a release the address of the repository is a placeholder, and README and quickstart install
+from a checkout. This program fills the address in, and lets them install the package.
+`python release.py --check` says what is left to fill.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 PLACEHOLDER = "https://repository.invalid/ntk_alibi"
 
 #: Files that name the address, or say how to install the package.
-FILES = ("pyproject.toml", "CITATION.cff", "CONTRIBUTING.md", "README.md")
+FILES = ("pyproject.toml", "CITATION.cff", "README.md")
 PAGES = "docs/**/*.md"
 
-#: A paragraph, on one line, that a release does not have.
+#: A paragraph that a release does not have, and what installs a checkout.
 BEFORE_A_RELEASE = re.compile(r"^\*Before the first release\*(?:.+\n)*\n?", re.MULTILINE)
+CHECKOUT, PACKAGE = 'pip install ".[', 'pip install "ntk-alibi['
 
 
 def files(root: Path) -> list[Path]:
@@ -29,8 +30,8 @@ def files(root: Path) -> list[Path]:
 
 
 def filled(text: str, address: str) -> str:
-    """Return the text of a file with an address, and without what a release does not have."""
-    return BEFORE_A_RELEASE.sub("", text.replace(PLACEHOLDER, address))
+    """Return the text of a file as a release has it."""
+    return BEFORE_A_RELEASE.sub("", text.replace(PLACEHOLDER, address).replace(CHECKOUT, PACKAGE))
 
 
 def fill(root: Path, address: str) -> list[str]:

@@ -1,13 +1,11 @@
 """Run one of the eleven benchmarks.
 
-They are bias, gradient, masks, compiled, bloom, models, short, real, attention, distributed and
-gpu.
+They are bias, errors, gradient, masks, compiled, bloom, models, short, real, attention and gpu.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from benchmarks import (
     bias,
     bloom,
     compiled,
+    errors,
     gpu,
     gradient,
     masks,
@@ -27,8 +26,7 @@ from benchmarks import (
     real,
     short,
 )
-from benchmarks.distributed import computed, limited_link, measured
-from ntk_alibi.evaluation.report.markdown import replace_section, section
+from ntk_alibi.evaluation.report.markdown import replace_section
 
 PUBLISHED = (DOCUMENT.parent / attention.PICTURE).with_suffix(".json")
 RESULTS = ROOT / f"build/attention-{na.info()['isa']}.json"
@@ -44,21 +42,16 @@ def main() -> None:
         parser.error(gpu.NO_GPU)
     if options.benchmark == "real" and not real.available():
         parser.error(real.MISSING)
-    try:
-        for name, text in _sections(options):
-            print(text, end="\n\n", flush=True)
-            if options.write:
-                replace_section(DOCUMENT, name, text)
-    except measured.RefusalError as error:
-        parser.error(str(error))
+    for name, text in _sections(options):
+        print(text, end="\n\n", flush=True)
+        if options.write:
+            replace_section(DOCUMENT, name, text)
 
 
 def _sections(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Yield the names and the texts of the sections of a benchmark."""
     if options.benchmark == "attention":
         yield from _attention(options)
-    elif options.benchmark == "distributed":
-        yield from _distributed(options)
     elif options.benchmark == "models":
         for name in options.parts:
             yield name, models.run(options.rounds, options.longest, models.PARTS[name])
@@ -73,24 +66,10 @@ def _attention(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     )
 
 
-def _distributed(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    latency = options.latency * 1e-6
-    settings = measured.Settings(
-        options.lengths, options.heads, latency, options.rounds, tuple(options.dtypes)
-    )
-    part = DISTRIBUTED[options.part]
-    if options.write and (options.part != "measured" or "WORLD_SIZE" in os.environ):
-        for name in part.sections(settings):
-            try:  # before anything is measured
-                section(DOCUMENT, name)
-            except ValueError as error:
-                raise measured.RefusalError(str(error)) from None
-    yield from part.run(settings)
-
-
 #: The benchmarks of one section.
 ONE_TABLE: dict[str, Any] = {
     "bias": bias,
+    "errors": errors,
     "gradient": gradient,
     "masks": masks,
     "compiled": compiled,
@@ -99,8 +78,6 @@ ONE_TABLE: dict[str, Any] = {
     "real": real,
     "gpu": gpu,
 }
-
-DISTRIBUTED: dict[str, Any] = {"measured": measured, "computed": computed, "link": limited_link}
 
 
 def _parts(text: str) -> list[str]:
@@ -130,48 +107,19 @@ def _at_least(least: float, number: type) -> Callable[[str], Any]:
     return convert
 
 
-def _lengths(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_at_least(1, int)(word) for word in text.split(",")}))
-
-
-def _add_distributed(benchmark: argparse.ArgumentParser) -> None:
-    benchmark.add_argument(
-        "--part",
-        choices=list(DISTRIBUTED),
-        default="measured",
-        help="measured: counts what the processes of torchrun send; computed: bytes of up to 64 "
-        "processes, in one; link: times between two network namespaces, needs root "
-        "(default: %(default)s)",
-    )
-    benchmark.add_argument(
-        "--lengths",
-        type=_lengths,
-        default=(8192, 32768, 131072),
-        help="tokens of all processes, comma-separated (default: 8192,32768,131072)",
-    )
-    benchmark.add_argument(
-        "--dtypes",
-        nargs="+",
-        choices=list(measured.DTYPES),
-        default=list(measured.DTYPES),
-        help="dtypes that are measured (default: %(default)s)",
-    )
-    benchmark.add_argument(
-        "--heads", type=_at_least(1, int), default=16, help="number of heads (default: %(default)s)"
-    )
-    benchmark.add_argument(
-        "--latency",
-        type=_at_least(0, float),
-        default=50.0,
-        help="microseconds that a message takes on the simulated link (default: %(default)s)",
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    of_rounds = {"bias": 7, "gradient": 3, "masks": 5, "bloom": 3, "short": 7, "real": 3}
-    of_rounds |= {"compiled": 5, "distributed": 3, "gpu": 9}
+    of_rounds = {
+        "bias": 7,
+        "errors": 1,
+        "gradient": 3,
+        "masks": 5,
+        "bloom": 3,
+        "short": 7,
+        "real": 3,
+    }
+    of_rounds |= {"compiled": 5, "gpu": 9}
     longest = {"models": max(models.LENGTHS), "attention": 32768}
     for name, rounds in (of_rounds | dict.fromkeys(longest, 3)).items():
         benchmark = benchmarks.add_parser(name)
@@ -184,8 +132,6 @@ def _parser() -> argparse.ArgumentParser:
         benchmark.add_argument(
             "--write", action="store_true", help=f"write the tables into {DOCUMENT.name}"
         )
-        if name == "distributed":
-            _add_distributed(benchmark)
         if name == "models":
             benchmark.add_argument(
                 "--parts",

@@ -85,7 +85,7 @@ def _candidates(bias: Any) -> dict[str, Attend]:
             reason = kernel.find_obstacle(call, log=False)
             if reason is not None:
                 raise NotImplementedError(reason)
-            return kernel.attend(call, log=False)[0]
+            return kernel.compute(call, log=False)[0]
 
         return attend
 

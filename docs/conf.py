@@ -109,8 +109,8 @@ def describe(app: Any, page: str, template: str, context: dict[str, Any], doctre
 
 
 def links_of_the_site(app: Any, page: str, source: list[str]) -> None:
-    """Between notebooks and documents, and to tables, which stand elsewhere in the repository."""
-    outside = r"\]\((\.\./(?:studies|benchmarks|cpp)/[^)#]*\.md)(?:#[^)]*)?\)"
+    """Between notebooks and documents, and to tables, which are elsewhere in the repository."""
+    outside = r"\]\((\.\./(?:(?:studies|benchmarks)/[^)#]*|CHANGELOG)\.md)(?:#[^)]*)?\)"
     source[0] = (
         re.sub(outside, r"](path:\1)", source[0])  # a file to download
         .replace("](../docs/", "](../")

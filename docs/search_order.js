@@ -1,9 +1,8 @@
-// Which pages a search lists first: guides before the reference, and pages about the repository last.
+// Which pages a search lists first: guides before the reference.
 var Scorer = { // "var", since searchtools.js declares it so, too
   score: ([page, title, anchor, description, score]) => {
-    if (/^(architecture|decisions|changelog|contributing|maintaining|project)$/.test(page)) return score - 1000;
     if (/^(reference|notebooks)\//.test(page)) return score;
-    if (/^(index|quickstart|choose-a-method|faq|serve|how-stretching-works)$/.test(page)) return score + 6;
+    if (/^(index|quickstart|choose-a-method|faq|serve)$/.test(page)) return score + 6;
     return score + 3;
   },
 

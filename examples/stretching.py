@@ -33,7 +33,9 @@ class Lookup(nn.Module):
         self.query, self.key = (nn.Linear(CHANNELS, HEADS * CHANNELS) for _ in range(2))
         self.head = nn.Linear(HEADS * VALUES, VALUES)
 
-    def forward(self, asked, keys, values, slopes):
+    def forward(
+        self, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slopes: torch.Tensor
+    ) -> torch.Tensor:
         """Return logits of the value; asked (B, C), keys (B, K, C), values (B, K), slopes (H,)."""
         query, key = (
             layer(x).unflatten(-1, (HEADS, CHANNELS))
@@ -43,10 +45,11 @@ class Lookup(nn.Module):
         scores = torch.einsum("bhc,bkhc->bhk", query, key) / CHANNELS**0.5
         weights = torch.softmax(scores - slopes[:, None] * distance, dim=-1)
         found = torch.einsum("bhk,bkv->bhv", weights, nn.functional.one_hot(values, VALUES).float())
-        return self.head(found.flatten(1))
+        logits: torch.Tensor = self.head(found.flatten(1))
+        return logits
 
 
-def texts(count: int, length: int, random: torch.Generator):
+def texts(count: int, length: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Return questions, keys, values and answers; what is asked for is anywhere in a text."""
     keys = torch.randn(count, length, CHANNELS, generator=random)
     values = torch.randint(VALUES, (count, length), generator=random)
@@ -65,7 +68,7 @@ def main() -> None:
         asked, keys, values, answers = texts(32, TRAINED, random)
         loss = nn.functional.cross_entropy(model(asked, keys, values, slopes), answers)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     print("training lengths    found by ALiBi    stretched by NTK")
     for times in (1, 4, 16):

@@ -24,49 +24,58 @@ side, centres = np.ones((1, H, 1), F), np.ones((B, HK, C), F)
 rows, scales = np.ones((B, HK, K, C), np.int8), np.ones((B, HK, K), F)
 slopes = np.ones((B, H, Q), F)
 segments = np.array([[0, 2, 0, 3, 0, 70]])
-rule = _core.CallRule(0.5, 0.0, [1, 2**31, 0, 0])
-none = _core.no_bias()
+everything = [1, 2**31, 0, 0]
+none = _core.Bias()
 dropout = _core.Dropout(7, 1, 0, 0, 0, 0)
-press, float32 = _core.SlopeRule.press, _core.DType.float32
+float32 = _core.DType.float32
 
 
-def tokens(*changes: Any) -> Any:
-    given: list[Any] = [
-        np.zeros((B, Q), I32),
-        np.zeros((B, K), I32),
-        np.ones((B, K), np.uint8),
-        slopes,
-    ]
-    given += [_core.BlockMask(np.ones((1, 1, Q, K), bool)), None]
-    for i, value in changes:
-        given[i] = value
-    return _core.Tokens(*given)
+#: The arguments of a problem that may be None.
+TOKENS: dict[str, Any] = {
+    "factors": slopes, "query_positions": np.zeros((B, Q), I32),
+    "key_positions": np.zeros((B, K), I32), "key_mask": np.ones((B, K), np.uint8),
+    "pairs": _core.BlockMask(np.ones((1, 1, Q, K), bool)), "segments": segments,
+}  # fmt: skip
 
 
-def attend(bias: Any = none, tokens: Any = None, **others: Any) -> None:
+def problem(bias: Any = none, **others: Any) -> Any:
+    given = {"shape": (B, H, Q, K), "mask": everything, "scale": 0.5, "skip_tolerance": 0.0}
+    return _core.Problem(bias=bias, **{**given, **others})
+
+
+def attend(problem: Any = problem(), **others: Any) -> None:  # noqa: B008 (it does not change)
     given = {"query": query, "key": key, "value": key, "output": output.copy(), **others}
-    _core.attention(bias=bias, rule=rule, tokens=tokens, **given)
+    _core.attention(problem, **given)
 
 
-def differentiate(bias: Any = none, tokens: Any = None, **others: Any) -> None:
+def differentiate(problem: Any = problem(), **others: Any) -> None:  # noqa: B008
     given: dict[str, Any] = {
         "query": query, "key": key, "value": key, "output": output, "logsumexp": per_query,
         "output_gradient": output, "logsumexp_gradient": floats, "query_gradient": output.copy(),
-        "key_gradient": key.copy(), "value_gradient": key.copy(), "of_bias": _core.BiasGradients(),
+        "key_gradient": key.copy(), "value_gradient": key.copy(), "bias_gradients": {},
         "dropout": dropout, **others,
     }  # fmt: skip
-    _core.attention_gradients(bias=bias, rule=rule, tokens=tokens, **given)
+    _core.attention_gradients(problem, **given)
 
 
 def in_gradients(**given: Any) -> None:
-    table = _core.table_bias(np.ones((H, 2 * K), F), -K)
-    differentiate(table if "table" in given else none, of_bias=_core.BiasGradients(**given))
+    table = _core.Bias(table=np.ones((H, 2 * K), F), table_begin=-K)
+    differentiate(problem(table if "table" in given else none), bias_gradients=given)
 
 
-def in_tokens(place: int) -> Any:
-    def call(array: Any) -> None:
+def in_problem(name: str) -> Any:
+    def call(value: Any) -> None:
+        others = {key: x for key, x in TOKENS.items() if key != "segments"}
+        made = problem(**{**others, name: value})
         for compute in (attend, differentiate):
-            compute(tokens=tokens((place, array)))
+            compute(made)
+
+    return call
+
+
+def in_bias(name: str, *slopes: str) -> Any:
+    def call(value: Any) -> None:
+        attend(problem(_core.Bias(**{**dict.fromkeys(slopes, side), name: value})))
 
     return call
 
@@ -76,16 +85,16 @@ CALLS: dict[str, tuple[Any, Any]] = {
     **{
         f"attention({name})": (lambda x, name=name: attend(**{name: x}), right)
         for name, right in {
-            "query": query, "key": key, "value": key, "output": output, "bias": none,
+            "query": query, "key": key, "value": key, "output": output, "problem": problem(),
             "logsumexp": per_query, "block_counts": np.zeros((B, H, 3), np.int64),
             "key_norms": (norms, centres), "known_logsumexps": per_query, "dropout": dropout,
         }.items()
     },
     "attention(rows)": (
-        lambda x: attend(key=x, value=x, scales=_core.KeyScales(scales, scales)), rows,
+        lambda x: attend(key=x, value=x, scales=(scales, scales)), rows,
     ),
     "attention(scales)": (
-        lambda x: attend(key=rows, value=rows, scales=_core.KeyScales(x, scales)), scales,
+        lambda x: attend(key=rows, value=rows, scales=(x, scales)), scales,
     ),
     "attention(norms)": (lambda x: attend(key_norms=(x, centres)), norms),
     "attention(centres)": (lambda x: attend(key_norms=(norms, x)), centres),
@@ -94,11 +103,13 @@ CALLS: dict[str, tuple[Any, Any]] = {
         for name, right in {
             "query": query, "key": key, "value": key, "output": output, "logsumexp": per_query,
             "output_gradient": output, "logsumexp_gradient": floats, "query_gradient": output,
-            "key_gradient": key, "value_gradient": key, "of_bias": _core.BiasGradients(),
+            "key_gradient": key, "value_gradient": key, "bias_gradients": {},
         }.items()
     },
     **{
-        f"BiasGradients({name})": (lambda x, name=name: in_gradients(**{name: x}), right)
+        f"attention_gradients({name} of the bias)": (
+            lambda x, name=name: in_gradients(**{name: x}), right,
+        )
         for name, right in {
             "left": floats, "right": floats, "far_left": floats, "far_right": floats,
             "table": np.zeros((H, 2 * K), D), "sums": np.zeros((B, H, K), D),
@@ -106,27 +117,23 @@ CALLS: dict[str, tuple[Any, Any]] = {
         }.items()
     },
     **{
-        f"Tokens({name})": (in_tokens(place), right)
-        for place, (name, right) in enumerate({
-            "query_positions": np.zeros((B, Q), I32), "key_positions": np.zeros((B, K), I32),
-            "key_mask": np.ones((B, K), np.uint8), "factors": slopes,
-            "pairs": _core.BlockMask(np.ones((1, 1, Q, K), bool)), "segments": segments,
-        }.items())
+        f"Problem({name})": (in_problem(name), right)
+        for name, right in {
+            **TOKENS, "shape": [B, H, Q, K], "mask": everything, "scale": 0.5,
+            "skip_tolerance": 0.5, "bias": none,
+        }.items()
     },
     "BlockMask": (
-        lambda x: attend(tokens=_core.Tokens(None, None, None, None, _core.BlockMask(x))),
-        np.ones((1, H, Q, K), bool),
+        lambda x: attend(problem(pairs=_core.BlockMask(x))), np.ones((1, H, Q, K), bool),
     ),
-    "linear_bias(left)": (lambda x: attend(_core.linear_bias(x, side)), slopes),
-    "linear_bias(right)": (lambda x: attend(_core.linear_bias(side, x)), slopes),
-    "knee_bias(left)": (lambda x: attend(_core.knee_bias(x, side, side, side, 3)), slopes),
-    "knee_bias(far_right)": (lambda x: attend(_core.knee_bias(side, side, side, x, 3)), slopes),
-    "knee_bias(knee)": (lambda x: attend(_core.knee_bias(side, side, side, side, x)), 3),
-    "table_bias(table)": (lambda x: attend(_core.table_bias(x, -K)), np.ones((H, 2 * K), F)),
-    "sums_bias(sums)": (lambda x: attend(_core.sums_bias(x)), np.ones((B, H, K), D)),
-    "dense_bias(dense)": (lambda x: attend(_core.dense_bias(x)), np.ones((B, H, Q, K), F)),
-    "CallRule(mask_options)": (lambda x: _core.CallRule(0.5, 0.0, x), [1, 2**31, 0, 0]),
-    "CallRule(scale)": (lambda x: _core.CallRule(x, 0.0, [1, 2**31, 0, 0]), 0.5),
+    "Bias(left)": (in_bias("left", "right"), slopes),
+    "Bias(right)": (in_bias("right", "left"), slopes),
+    "Bias(left, knee)": (in_bias("left", "right", "far_left", "far_right"), slopes),
+    "Bias(far_right)": (in_bias("far_right", "left", "right", "far_left"), slopes),
+    "Bias(knee)": (in_bias("knee", "left", "right", "far_left", "far_right"), 3),
+    "Bias(table)": (in_bias("table"), np.ones((H, 2 * K), F)),
+    "Bias(sums)": (in_bias("sums"), np.ones((B, H, K), D)),
+    "Bias(dense)": (in_bias("dense"), np.ones((B, H, Q, K), F)),
     "Dropout": (lambda x: _core.Dropout(x, x, x, x, x, x), 7),
     "random_numbers(shape)": (lambda x: _core.random_numbers(dropout, x), (1, 2, 3, 4)),
     "random_numbers(dropout)": (lambda x: _core.random_numbers(x, (1, 2, 3, 4)), dropout),
@@ -189,25 +196,21 @@ CALLS: dict[str, tuple[Any, Any]] = {
             "left": slopes, "right": slopes, "dtype": float32, "out": np.ones((B, H, Q, K), F),
         }.items()
     },
-    "alibi_exponents(num_heads)": (lambda x: _core.alibi_exponents(x, press), 8),
-    "alibi_exponents(rule)": (lambda x: _core.alibi_exponents(8, x), press),
     "select_isa": (lambda x: _core.select_isa(x), _core.active_isa()),
     "set_num_threads": (lambda x: _core.set_num_threads(x), 1),
-    "dropped_share": (lambda x: _core.dropped_share(x), 0.0),
 }  # fmt: skip
 
 WITHOUT_ARGUMENTS = {
-    "no_bias", "available_isas", "active_isa", "cpu_vendor", "num_threads", "forked",
-    "after_fork_in_child",
+    "available_isas", "active_isa", "cpu_vendor", "num_threads", "forked", "after_fork_in_child",
 }  # fmt: skip
 
-#: Classes that nobody makes, and one whose arguments "attention(scales)" has.
-KINDS = {"AttentionBias", "Anchor", "DType", "SlopeRule", "KeyScales"}
+#: Classes that nobody makes.
+KINDS = {"Anchor", "DType"}
 
 #: What is no array of the right kind for any argument.
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 2**40, -(2**40), 10**400, float("nan"), "x", "\ud800", b"x", [], [[]],
-    [1], (), {}, object(), Ellipsis, np.float32, none, rule, dropout, tokens(), press, float32,
+    [1], (), {}, object(), Ellipsis, np.float32, none, dropout, problem(), float32,
     [None], [np.ones(3, F)], (None, None), [-1, -1, -1, -1], (2**40,) * 4, np.ma.masked,
 )  # fmt: skip
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from benchmarks import (
-    attention,
     bloom,
     candidates,
     compiled,
-    cores,
     decode,
     gradient,
     long_memory,
@@ -31,7 +29,6 @@ from benchmarks import (
     prefill,
     prefill_results,
     problems,
-    real,
     short,
 )
 from benchmarks.__main__ import main
@@ -40,7 +37,6 @@ from benchmarks.problems import Case
 
 import ntk_alibi as na
 from ntk_alibi.cli import timing
-from ntk_alibi.evaluation.report import markdown
 from repository import ROOT
 
 pytestmark = pytest.mark.slow  # of a program beside the package
@@ -116,6 +112,45 @@ def test_real_inputs_are_those_of_the_model() -> None:
     assert not torch.equal(problem.query[0], problem.query[1])
 
 
+MODEL = models.Part(("BLOOM-560m",), torch.float32, (16,))
+
+#: Parts of the benchmarks at small sizes, each of which writes a table.
+RUNS: dict[str, Callable[[], str]] = {
+    "decode": lambda: decode.markdown(decode.measure(200, torch.bfloat16, 1)),
+    "overhead": lambda: overhead.markdown(overhead.measure(1)),
+    "memory": lambda: memory.markdown(memory.measure(1024)),
+    "long memory": lambda: long_memory.run(1024),
+    "gradient": lambda: gradient.run(1, lengths=(64,)),
+    "models": lambda: models.run(1, 16, MODEL),
+    "whole models": lambda: models.run(1, 16, replace(MODEL, whole=True)),
+    "masks": lambda: masks.run(1, 128, 256),
+    "compiled": lambda: compiled.run(1),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_part_writes_a_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (decode, models, masks, compiled):
+        monkeypatch.setattr(module, "SECONDS_PER_TURN", 0.0, raising=False)
+    monkeypatch.setattr(decode, "FLUSHED_NUMBERS", 1)
+    monkeypatch.setattr(decode, "SECONDS_PER_WARM_TURN", 0.0)
+    monkeypatch.setattr(memory, "CANDIDATES", [candidates.BASELINE])
+    call = "a prompt: ours"
+    monkeypatch.setattr(long_memory, "CALLS", {call: long_memory.CALLS[call]})
+    monkeypatch.setattr(compiled, "LENGTHS", (40, 33))
+    monkeypatch.delitem(compiled.CASES, "a new mask of pairs")
+    monkeypatch.delitem(compiled.CASES["causal"], "FlexAttention")
+    header, line, *rows = [x for x in RUNS[name]().split("\n") if x.startswith("|")]
+    assert rows
+    assert {row.count("|") for row in (line, *rows)} == {header.count("|")}
+    torch.compiler.reset()
+
+
+def test_all_calls_of_long_texts_run() -> None:
+    for make_call in long_memory.CALLS.values():
+        make_call(64)()
+
+
 def test_prompts_become_a_table_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,42 +165,6 @@ def test_prompts_become_a_table_and_a_picture(
         assert text.count(f"\n| {candidate.name} | ") == 2
     prefill_results.draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
-
-
-def test_decoding_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "FLUSHED_NUMBERS", 1)
-    monkeypatch.setattr(decode, "SECONDS_PER_WARM_TURN", 0.0)
-    result = decode.measure(200, torch.bfloat16, 1)
-    assert max(result["errors"].values()) < TOLERANCES[torch.bfloat16]
-    assert "| ours, every key | " in decode.markdown(result)
-
-
-def test_overhead_and_memory_become_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "| its core alone | " in overhead.markdown(overhead.measure(1))
-    monkeypatch.setattr(memory, "CANDIDATES", [candidates.BASELINE])
-    result = memory.measure(1024)
-    assert result["bytes"][candidates.BASELINE.name] > 2**20  # the output alone has 4 MiB
-    assert candidates.BASELINE.name in memory.markdown(result)
-
-
-def test_the_memory_of_long_texts_becomes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All calls run; one is measured, in a process of its own."""
-    for make_call in long_memory.CALLS.values():
-        make_call(64)()
-    name = "a prompt: ours"
-    monkeypatch.setattr(long_memory, "CALLS", {name: long_memory.CALLS[name]})
-    text = long_memory.run(1024)
-    assert text.count("\n| ") == 2 + len(long_memory.CALLS)
-    *_, row = text.splitlines()
-    assert row.startswith(f"| {name} | ")
-    assert float(row.split("|")[2]) > 4.0  # the output alone has 4 MiB
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_peaks_are_measured_where_there_is_a_probe(threads: int) -> None:
-    assert peak.read_probe()(threads) > 0
-    for probe in (peak.fma_probe(), peak.bf16_dot_probe()):
-        assert probe(threads) >= 0
 
 
 def test_the_command_measures_and_shows_again(
@@ -183,73 +182,12 @@ def test_the_command_measures_and_shows_again(
     assert output("--measured", *options) == text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--only", "short,prefil-"], "no part begins with 'prefil-'"),
-        (["--write", "--results", "other.json"], "--results must not replace"),
-    ],
-)
-def test_the_command_refuses(
-    options: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "attention", *options])
-    with pytest.raises(SystemExit):
-        main()
-    assert message in capsys.readouterr().err
-
-
-def test_the_document_has_a_place_for_each_part(tmp_path: Path) -> None:
-    copy = shutil.copy(ROOT / "benchmarks/results/tables.md", tmp_path)
-    for name in [*attention.PARTS, "picture"]:
-        markdown.replace_section(Path(copy), f"attention-{name}", "text")
-    markdown.replace_section(Path(copy), "long-memory", "text")
-    with pytest.raises(ValueError, match="must hold the markers"):
-        markdown.replace_section(Path(copy), "attention-of-cats", "text")
-
-
-def test_gradients_have_a_table() -> None:
-    text = gradient.run(1, lengths=(64,))
-    assert text.count("\n| ") == 7  # header, separator and five candidates
-
-
 def test_bloom_is_the_same_model_everywhere() -> None:
     stock, patched = (
         bloom.block_call(name, 96, torch.float32)() for name in (bloom.STOCK, bloom.PATCHED)
     )
     torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
     assert bloom.generate(bloom.make_model(1), 20, 3)().shape == (1, 23)
-
-
-def test_a_core_has_one_row_for_each_set_of_instructions() -> None:
-    header = cores.header()
-    first = [["old core, avx2, 1", *[""] * (len(header) - 1)], ["this, avx2, 2", *header[1:]]]
-    text = cores.merged("", first)
-    again = cores.merged(text, [["this, avx2, 2", *["0.5"] * (len(header) - 1)]])
-    assert again.splitlines()[2] == text.splitlines()[2]
-    assert again.splitlines()[3:] == ["| this, avx2, 2 | " + "0.5 | " * (len(header) - 2) + "0.5 |"]
-
-
-def test_time_of_a_block_is_shared_out() -> None:
-    linear, attention, rest = bloom.shares_of_time(
-        bloom.block_call(bloom.PATCHED, 96, torch.float32)
-    )
-    assert linear + attention + rest == pytest.approx(1.0)
-    assert min(linear, attention, rest) > 0.0
-
-
-def test_the_parts_of_a_checkpoint_become_its_folder(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "whole.zip", "w") as packed:
-        packed.writestr("model/config.json", "{}")
-    content = (tmp_path / "whole.zip").read_bytes()
-    parts = [tmp_path / f"part.zip.00{number}" for number in range(3)]
-    for number, part in enumerate(parts):
-        part.write_bytes(content[number * 50 : (number + 1) * 50 if number < 2 else None])
-    real.unpack(parts, tmp_path / "unpacked")
-    assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("name", models.PARTS["models"].names)
@@ -261,24 +199,7 @@ def test_patched_models_are_the_same_models(name: str) -> None:
     torch.testing.assert_close(patched[0], stock[0], rtol=0, atol=1e-4)
 
 
-def test_models_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "SECONDS_PER_TURN", 0.0)
-    # Enough for the stock model's 4 matrices of 16 heads and 16 tokens, but not for 32.
-    monkeypatch.setattr(models, "_free_memory", lambda: 200_000)
-    part = models.Part(("BLOOM-560m",), torch.float32, (16, 32, 64))
-    rows = [row.split(" | ") for row in models.run(1, 32, part).split("\n")[-2:]]
-    assert [row[0] for row in rows] == ["| BLOOM-560m, 16", "| BLOOM-560m, 32"]
-    assert min(float(cell) for cell in rows[0][1:4]) > 0
-    stock, patched, ratio = rows[1][1:4]
-    assert (stock, ratio) == ("", "")
-    assert float(patched) > 0
-
-
-@pytest.mark.slow
-def test_masks_become_a_table_and_all_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "SECONDS_PER_TURN", 0.0)
-    rows = masks.run(1, 128, 256).split("\n")[-6:]
-    assert all(float(cell) > 0 for row in rows for cell in row.strip("| ").split(" | ")[1:])
+def test_masks_compute_the_same() -> None:
     for name, mask in masks.masks(300).items():
         found = {x: y() for x, y in masks.candidates(300, 300, mask).items()}
         exact = found.pop(masks.SDPA)
@@ -298,28 +219,6 @@ def test_peers_of_the_benchmark_of_graphs_compute_the_same() -> None:
             torch.testing.assert_close(output, ours, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_graphs_become_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "SECONDS_PER_TURN", 0.0)
-    monkeypatch.setattr(compiled, "LENGTHS", (40, 33, 50))
-    monkeypatch.delitem(compiled.CASES, "a new mask of pairs")
-    monkeypatch.delitem(compiled.CASES["causal"], "FlexAttention")
-    rows = [row.strip("| ").split(" | ") for row in compiled.run(1).split("\n")[-2:]]
-    assert [row[3] for row in rows] == ["2", "2"]
-    torch.compiler.reset()
-
-
-def test_a_table_of_whole_models_counts_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "SECONDS_PER_TURN", 0.0)
-    layers = {"T5-base, encoder": "12 x 64, 3 of 12 layers"}
-    part = models.Part(tuple(layers), torch.bfloat16, (16,), whole=True)
-    text = models.run(1, 16, part)
-    assert f"{part.names[0]}: {layers[part.names[0]]}." in text
-    weights, cache = text.split("\n")[-1].split(" | ")[-2:]
-    parameters = 12 * (4 * 768**2 + 2 * 768 * 3072 + 2 * 768) + 32 * 12 + 768
-    assert (int(weights), cache) == (round(2 * parameters / 1e6), " |")
-
-
 def test_bloom_in_ctranslate2_has_the_same_logits() -> None:
     pytest.importorskip("ctranslate2")
     model = bloom.make_model(2)
@@ -329,17 +228,6 @@ def test_bloom_in_ctranslate2_has_the_same_logits() -> None:
     expected = bloom.forward(model, 64)()
     np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
     assert len(generated.sequences_ids[0]) == 3
-
-
-def test_the_gpu_benchmark_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "needs a CUDA device" in capsys.readouterr().err
 
 
 def test_short_texts_are_timed_stock_and_patched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,10 +201,11 @@ def test_an_older_standard_is_named(standard: str, tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_the_folder_of_the_cmake_package_is_printed_or_said_to_be_missing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ntk_alibi", "--cmake-dir"], capture_output=True, text=True
-    )
+@pytest.mark.parametrize("command", ["ntk_alibi", "ntk_alibi.cli:main"])
+def test_the_folder_of_the_cmake_package_is_printed_or_said_to_be_missing(command: str) -> None:
+    module, _, function = command.partition(":")
+    script = ["-c", f"import {module} as cli; cli.{function}()"] if function else ["-m", module]
+    done = subprocess.run([sys.executable, *script, "--cmake-dir"], capture_output=True, text=True)
     if done.returncode == 0:
         assert (Path(done.stdout.strip()) / "ntk_alibiConfig.cmake").is_file()
     else:

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.slow  # needs Sphinx and pytest-examples
 DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "notebooks" not in page.parts]
 
-#: Pages whose examples other tests run: on several processes, with vLLM, block by block.
-RUN_ELSEWHERE = {"distributed", "vllm", "run-elsewhere"}
+#: Pages whose examples other tests run: with vLLM and on several processes, block by block.
+RUN_ELSEWHERE = {"vllm", "run-elsewhere"}
 
 #: Packages that `make test-all` lacks: test_quantised.py runs the blocks that name them.
 OPTIONAL = ("bitsandbytes", "torchao", "trl")
@@ -48,7 +48,7 @@ def test_every_public_name_is_in_the_reference_once(tmp_path: Path) -> None:
     sys.path.insert(0, str(DOCS))
     import names
 
-    modules = {x: getattr(na, x) for x in ("distributed", "plots", "precision", "reference")}
+    modules = {x: getattr(na, x) for x in ("plots", "precision", "reference")}
     public = {name for name in na.__all__ if name != "__version__"} - modules.keys()
     for path, module in {**modules, "inspection": inspection}.items():
         public |= {f"{path}.{name}" for name in names_of(module)}
@@ -86,62 +86,20 @@ def test_the_citation_file_describes_this_version() -> None:
         assert line in cff
 
 
-def test_contributing_has_the_tests_of_every_module() -> None:
-    """A folder without a row has tests by its name.
-
-    The row of the longest path counts; each row is for some module, and its tests exist.
-    """
-    _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition("| source | tests |\n")
-    tests_of: dict[str, list[str]] = {}
-    for row in table.partition("\n\n")[0].split("\n")[1:]:
-        sources, tests = (re.findall("`(.*?)`", cell) for cell in row.strip("|").split("|"))
-        assert not tests_of.keys() & sources
-        tests_of |= dict.fromkeys(sources, tests)
-    package = ROOT / "src/ntk_alibi"
-    used = set()
-    for path in package.rglob("*.py"):
-        name = path.relative_to(package).as_posix()
-        fitting = [x for x in tests_of if name == x or (x.endswith("/") and name.startswith(x))]
-        if fitting or "/" not in name:
-            used.add(max(fitting, key=len, default="*.py"))
-        else:
-            folder = ROOT / "tests" / name.partition("/")[0]
-            assert folder.is_dir(), f"{name} needs a row in CONTRIBUTING.md"
-    assert used == tests_of.keys()
-    for test in (test for tests in tests_of.values() for test in tests):
-        assert (ROOT / test).exists(), test
-
-
-#: Characters that fit into the column of the site.
-COLUMNS = 85
-
-
-@pytest.mark.parametrize(
-    "page",
-    [page for page in (ROOT / "README.md", *PAGES) if page.stem != "architecture"],
-    ids=lambda page: page.stem,
-)
-def test_code_fits_into_the_column(page: Path) -> None:
-    text = page.read_text()
-    fences = re.findall(r"^```(?!`)(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE)
-    blocks = [code for kind, code in fences if not kind.startswith("{")]
-    blocks += re.findall(r"(?<=\n\n)(?: {4}.*\n)+", text)
-    for line in "".join(blocks).split("\n"):
-        assert len(line) <= COLUMNS, line
-
-
-def test_examples_of_docstrings_fit_into_the_column() -> None:
-    for path in (ROOT / "src/ntk_alibi").rglob("*.py"):
-        for line in re.findall(r"^ *((?:>>>|\.\.\.) .*)$", path.read_text(), re.MULTILINE):
-            assert len(line) <= COLUMNS, f"{path.name}: {line}"
-
-
-def test_every_page_is_in_the_contents() -> None:
-    contents = "".join(page.read_text() for page in PAGES)
-    for page in PAGES:
-        name = page.relative_to(DOCS).with_suffix("").as_posix()
-        if name != "index":
-            assert re.search(rf"^(.*<)?{name}>?$", contents, re.MULTILINE), page.name
+def test_what_contributing_names_is_there() -> None:
+    """Files and folders, targets of make, and names of Python; NAME and FOLDER stand for any."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"\bmake ([a-z-]+)", text):
+        assert re.search(rf"^[a-z -]*\b{target}\b[a-z -]*:", makefile, re.MULTILINE), target
+    folders = ("src", "tests", "fuzz")
+    code = "\n".join(path.read_text() for x in folders for path in (ROOT / x).rglob("*.py"))
+    for word in re.findall(r"`([^`\n]+)`", text):
+        if "/" in word and " " not in word:
+            assert re.search("NAME|FOLDER", word) or (ROOT / word).exists(), word
+        elif not re.search("NAME|FILE|make |python", word):
+            for name in re.findall(r"[A-Za-z_]\w+", word.removeprefix("na.")):
+                assert re.search(rf"\b{name}\b", code), word
 
 
 @pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*is deprecated")  # by PEFT

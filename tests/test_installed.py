@@ -115,30 +115,6 @@ def needs_of(name: str, extras: frozenset[str], found: dict[str, frozenset[str]]
             needs_of(canonicalize_name(needed.name), frozenset(needed.extras), found)
 
 
-def megabytes(name: str) -> float:
-    files = (Path(str(file.locate())) for file in metadata.distribution(name).files or ())
-    return sum(path.stat().st_size for path in files if path.exists()) / 1e6
-
-
-@pytest.mark.slow  # needs the extra test-all
-def test_the_table_of_extras_has_all_with_their_sizes() -> None:
-    """Sizes are compared within a fifth: versions differ."""
-    page = (ROOT / "docs/quickstart.md").read_text("utf-8")
-    table = page.partition("### Extras\n\n")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
-    described = {name.strip("`"): row[3] for row in rows for name in row[0].split(", ")}
-    declared = metadata.metadata("ntk-alibi").get_all("Provides-Extra") or []
-    for_developers = {"bench", "docs", "lint", "test", "test-all"}
-    assert described.keys() - {"none"} == set(declared) - for_developers
-    for extra, size in described.items():
-        if not size:
-            continue
-        found: dict[str, frozenset[str]] = {}
-        needs_of("ntk-alibi", frozenset({extra} - {"none"}), found)
-        del found["ntk-alibi"]
-        assert sum(map(megabytes, found)) == pytest.approx(float(size), rel=0.2), extra
-
-
 @pytest.mark.slow
 def test_the_line_that_errors_name_needs_no_release(tmp_path: Path) -> None:
     """pip finds the extra of the package that is there, and asks no index for it."""

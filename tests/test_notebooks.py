@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 import re
 import subprocess
@@ -11,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 
 from repository import ROOT
@@ -46,11 +43,6 @@ def kinds(cell: Any) -> set[str]:
     return set() if widget in found else found
 
 
-def test_notebooks_are_numbered_without_gaps() -> None:
-    values = [int(re.fullmatch(r"(\d\d)-[a-z-]+", path.stem)[1]) for path in NOTEBOOKS]  # type: ignore[index]
-    assert values == list(range(1, len(values) + 1))
-
-
 @each_notebook
 def test_a_notebook_is_valid_and_was_run_from_top_to_bottom(path: Path) -> None:
     import nbformat
@@ -66,17 +58,6 @@ def test_a_notebook_is_valid_and_was_run_from_top_to_bottom(path: Path) -> None:
         last = cell.source.rstrip().split("\n")[-1]
         if last.startswith(("na.plots.", "na.ALiBi(")):
             assert kinds(cell), last
-
-
-@each_notebook
-def test_pictures_of_a_notebook_show_the_page_below_them(path: Path) -> None:
-    """Dark pages have no white panels: the corners of recorded pictures are transparent."""
-    for cell in code_cells(read(path)):
-        for output in cell.outputs:
-            if png := output.get("data", {}).get("image/png"):
-                pixels = plt.imread(io.BytesIO(base64.b64decode(png)))
-                assert pixels.shape[2] == 4, cell.source
-                assert not pixels[0, 0, 3], cell.source
 
 
 @each_notebook
@@ -119,32 +100,6 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
         if "parameters" in cell.metadata.get("tags", []):
             cell.source += "\n" + QUICKER[path.stem]
     run(notebook, tmp_path / path.name)
-
-
-#: As torch 2.14 does; 2.13 takes both.
-REFUSES_BOTH = """
-import torch
-_sdpa = torch.nn.functional.scaled_dot_product_attention
-def refusing(*inputs, attn_mask=None, is_causal=False):
-    if attn_mask is not None and is_causal:
-        raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
-    return _sdpa(*inputs, attn_mask=attn_mask, is_causal=is_causal)
-torch.nn.functional.scaled_dot_product_attention = refusing
-"""
-
-
-def test_what_a_version_of_torch_refuses_is_left_out(tmp_path: Path) -> None:
-    path = ROOT / "notebooks/04-fused-attention.ipynb"
-    notebook = read(path)
-    first, *_ = code_cells(notebook)
-    first.source = REFUSES_BOTH + first.source
-    for cell in notebook.cells:
-        cell.source = cell.source.replace(
-            "lengths = [256, 512, 1024, 2048, 4096]", "lengths = [256]"
-        )
-    printed = run(notebook, tmp_path / path.name)
-    assert "left out at 256 tokens: torch SDPA, row of keys: Explicit attn_mask" in printed
-    assert "torch SDPA, no bias " in printed
 
 
 def run(notebook: Any, quicker: Path) -> str:

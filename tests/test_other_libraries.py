@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import ntk_alibi as na
 from ntk_alibi.biases.slopes import ModelSlopes
@@ -71,41 +69,6 @@ def test_other_slopes_have_no_number_in_ggml(heads: int, scaling: Any) -> None:
     assert ModelSlopes(heads).find_max_bias(scaling) is None
 
 
-def test_slopes_that_grow_with_distance_have_no_number_in_ggml() -> None:
-    class Turned:
-        def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
-            return -exponents
-
-    assert ModelSlopes(8).find_max_bias(Turned()) is None
-    assert ModelSlopes.for_falcon(8, 64).find_max_bias(None) is None
-
-
-@pytest.mark.parametrize("base", [0.0, -8.0, math.inf, math.nan, "8"])
-def test_a_max_bias_asks_for_a_positive_base(base: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="base must be"):
-        na.MaxBias(4.0).max_alibi_bias(8, base)
-
-
-@pytest.mark.parametrize("heads", [2, 8, 16, 64])
-def test_a_max_bias_gives_ntk_slopes_up_to_a_common_factor(heads: int) -> None:
-    slopes = ggml_slopes(heads, 8.0 + 2.0 * heads / (heads - 1))
-    divided = na.alibi_slopes(heads, na.NTK(4.0)) / 4.0 ** (1.0 / (heads - 1))
-    np.testing.assert_allclose(divided, slopes, rtol=1e-6)
-
-
-@pytest.mark.parametrize("heads", [0, -1, 1.5, "8"])
-def test_a_max_bias_asks_for_a_number_of_heads(heads: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="num_heads must be"):
-        na.MaxBias(4.0).max_alibi_bias(heads)
-
-
-@pytest.mark.parametrize("scaling", [na.Interpolation(2.0), na.NTK(4.0)], ids=str)
-def test_no_max_bias_gives_stretched_slopes(scaling: na.Scaling) -> None:
-    slopes = np.log2(na.alibi_slopes(8, scaling).astype(np.float64))
-    implied = -slopes / np.arange(1, 9) * 8  # the max_bias that each head implies
-    assert implied.max() - implied.min() > 0.5
-
-
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 9), (4, 9)])
 def test_flash_attention_and_vllm_mean_the_same_bias(queries: int, keys: int) -> None:
     slopes = na.alibi_slopes(4, na.NTK(2.0))
@@ -116,35 +79,3 @@ def test_flash_attention_and_vllm_mean_the_same_bias(queries: int, keys: int) ->
     np.testing.assert_allclose(ours[:, causal], flash[:, causal], rtol=1e-6)
     newest = slopes[:, None] * (j - keys + 1)
     np.testing.assert_allclose(ours[:, -1], newest, rtol=1e-6)
-
-
-class LookAlike(nn.Module):
-    """Attention of a custom model, which adds a bias of all pairs to the scores or is fused."""
-
-    def __init__(self, heads: int, size: int, *, fused: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.heads, self.fused = heads, fused
-        self.pack, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
-
-    def forward(self, hidden: Any, mask: Any, scaling: Any) -> Any:
-        batch, length, size = hidden.shape
-        packed = self.pack(hidden).view(batch, length, 3, self.heads, size // self.heads)
-        query, key, value = packed.permute(2, 0, 3, 1, 4)
-        if self.fused:
-            bias = na.ALiBi(self.heads, scaling)
-            output = na.attention(query, key, value, bias, key_padding_mask=mask)
-        else:
-            bias = na.ALiBi(self.heads, scaling).tensor(length, length, torch.float32)
-            hidden_pairs = torch.ones(length, length).triu(1).bool() | ~mask[:, None, None].bool()
-            scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + bias
-            output = scores.masked_fill(hidden_pairs, -torch.inf).softmax(-1) @ value
-        return self.out(output.transpose(1, 2).flatten(2))
-
-
-def test_a_model_of_another_make_takes_the_fused_attention() -> None:
-    hidden = torch.randn(2, 30, 40)
-    mask = (torch.arange(30) < torch.tensor([[30], [22]])).long()  # padding on the right
-    for scaling in (None, na.NTK(4.0)):
-        outputs = [LookAlike(10, 40, fused=fused)(hidden, mask, scaling) for fused in (True, False)]
-        torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)

@@ -28,7 +28,6 @@ def installed() -> list[tuple[str, str]]:
     """Return what the documents install: a package, and an extra of it."""
     command = re.compile(r'''pip install\s+\\?"([^"[]+)\[([\w-]+)\]\\?"''')
     documents = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
-    documents.remove(ROOT / "docs/maintaining.md")  # which installs a checkout
     texts = [release.filled(path.read_text("utf-8"), ADDRESS) for path in documents]
     return [x for text in texts for x in command.findall(text)]
 
@@ -52,23 +51,17 @@ def test_the_check_names_what_is_left_and_nothing_once_it_is_filled(checkout: Pa
         assert release.left(ROOT) == []
         return
     left = "\n".join(release.left(checkout))
-    for name in (
-        "pyproject.toml",
-        "CITATION.cff",
-        "CONTRIBUTING.md",
-        "README.md",
-        "docs/quickstart.md",
-    ):
+    for name in ("pyproject.toml", "CITATION.cff", "README.md", "docs/quickstart.md"):
         assert f"{name}:" in left
     changed = release.fill(checkout, ADDRESS)
     assert {line.partition(":")[0] for line in left.split("\n")} == set(changed)
     assert release.left(checkout) == []
-    assert f"git clone {ADDRESS} && cd ntk_alibi\n" in (checkout / "CONTRIBUTING.md").read_text()
     assert f"repository-code: {ADDRESS}\n" in (checkout / "CITATION.cff").read_text()
     for name in ("README.md", "docs/quickstart.md"):
         before, after = ((root / name).read_text() for root in (ROOT, checkout))
         assert "\n*Before the first release*" in before
         assert "the first release" not in after
+        assert 'pip install "ntk-alibi[eval]"' in after
         assert len(before.split("\n\n")) == len(after.split("\n\n")) + 1
     assert release.fill(checkout, ADDRESS) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -54,16 +53,3 @@ def test_a_notebook_shows_a_picture(thing: Any) -> None:
 @pytest.mark.parametrize("thing", UNPICTURED, ids=str)
 def test_a_notebook_shows_the_plain_form_where_nothing_can_be_drawn(thing: Any) -> None:
     assert thing._repr_png_() is None
-
-
-def test_a_notebook_shows_the_plain_form_without_matplotlib(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert na.NTK(4.0)._repr_png_() is None
-
-
-def test_jupyter_takes_it() -> None:
-    formatters = pytest.importorskip("IPython.core.formatters")
-    data, _ = formatters.DisplayFormatter().format(na.NTK(4.0))
-    assert data.keys() == {"image/png", "text/plain"}

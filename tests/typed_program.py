@@ -17,6 +17,7 @@ from ntk_alibi.integrations import PatchHandle
 
 def arrays(x: NDArray[np.float32]) -> None:
     bias = na.ALiBi(2, na.NTK(4.0))
+    assert na.ALiBi(2, "ntk:4") == na.ALiBi(2, {"alibi_type": "ntk", "factor": 4.0}) == bias
     assert_type(na.attention(x, x, x), NDArray[Any])
     assert_type(na.attention(x, x, x, bias, window=2, skip_tolerance=None), NDArray[Any])
     output, _ = na.attention(x, x, x, bias, return_logsumexp=True)
@@ -37,7 +38,7 @@ def arrays(x: NDArray[np.float32]) -> None:
 
 def tensors(x: torch.Tensor) -> None:
     bias = na.ALiBi(2, slopes=torch.nn.Parameter(torch.ones(2)))
-    assert_type(na.attention(x, x, x, bias, sink=1), torch.Tensor)
+    assert_type(na.attention(x, x, x, bias, window=2, sink=1), torch.Tensor)
     assert_type(na.attention(torch.nn.Parameter(x), x, x), torch.Tensor)
     output, _ = na.attention(x, x, x, return_logsumexp=True)
     assert_type(output, torch.Tensor)
@@ -48,13 +49,6 @@ def tensors(x: torch.Tensor) -> None:
     assert_type(na.alibi_slopes(2, na.DynamicNTK(1.0, 8), lengths), torch.Tensor)
     assert_type(na.build_alibi_tensor(lengths[None] > 0, 2, torch.float32), torch.Tensor)
     assert_type(na.RoPE(4).rotate(x), torch.Tensor)
-
-
-def ranks(x: torch.Tensor, group: Any) -> None:
-    """Assert the types of calls that need several processes to run."""
-    assert_type(na.distributed.attention(x, x, x, group=group, window=2), torch.Tensor)
-    pair = na.distributed.attention(x, x, x, na.ALiBi(2), mesh=group, return_logsumexp=True)
-    assert_type(pair, tuple[torch.Tensor, torch.Tensor])
 
 
 def models(model: torch.nn.Module) -> None:

@@ -10,7 +10,6 @@
 #include "core/attention.h"
 #include "core/block_mask.h"
 #include "core/constants.h"
-#include "core/slopes.h"
 
 namespace ntk_alibi {
 namespace {
@@ -161,6 +160,9 @@ MaskView checked_mask(const AttentionArguments& a) {
 void check_rule(const AttentionArguments& a) {
   if (a.window) check_integer("window", *a.window, 1);
   check_integer("sink", a.sink, 0);
+  if (a.sink != 0 && !a.window && !a.causal_block)
+    throw std::invalid_argument("sink must be 0 without window or causal_block, got " +
+                                std::to_string(a.sink));
   if (!a.causal_block) return;
   check_integer("causal_block", *a.causal_block, 1);
   if (!a.causal) throw std::invalid_argument("causal must be true with causal_block, got false");
@@ -225,11 +227,16 @@ std::int64_t element_count(std::int64_t heads, std::int64_t rows, std::int64_t h
 
 std::vector<float> alibi_slopes(std::int64_t num_heads) {
   check_integer("num_heads", num_heads, 1, greatest_head_count);
-  std::vector<double> exponents(num_heads);
-  alibi_exponents(num_heads, SlopeRule::press, exponents.data());
+  constexpr double last_exponent = 8.0;
+  std::int64_t regular = 1;  // a power of two
+  while (2 * regular <= num_heads) regular *= 2;
   std::vector<float> slopes;
-  for (const double exponent : exponents)
+  for (std::int64_t h = 0; h < num_heads; ++h) {
+    // The heads beyond take every other exponent of twice as many heads.
+    const double exponent = h < regular ? last_exponent * (h + 1) / regular
+                                        : last_exponent * (2 * (h - regular) + 1) / (2 * regular);
     slopes.push_back(static_cast<float>(std::exp2(-exponent)));
+  }
   return slopes;
 }
 

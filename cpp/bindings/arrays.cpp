@@ -94,7 +94,7 @@ DType dtype_of(const char* name, const py::array& array) {
 }
 
 Rows::Rows(const char* name, const py::array& array, DType dtype, const Sizes& sizes)
-    : array_(array) {
+    : array_(array), dtype_(dtype) {
   check_sizes(name, array, sizes);
   check_dtype(name, array, dtype);
   if (!has_adjacent(array) || !is_aligned(array)) array_ = py::array(array.attr("copy")());

@@ -48,10 +48,12 @@ DType dtype_of(const char* name, const py::array& array);
 class Rows {
  public:
   Rows(const char* name, const py::array& array, DType dtype, const Sizes& sizes);
+  DType dtype() const { return dtype_; }
   TensorView view() const;
 
  private:
   py::array array_;
+  DType dtype_;
 };
 
 // The view of such an array that the core writes to, which is not copied.
@@ -67,12 +69,16 @@ std::int64_t stride(const py::array_t<T>& array, int axis) {
   return array.strides(axis) / size;
 }
 
-// The array has three axes, (1 or batch, 1 or heads, 1 or queries): an axis of 1 is broadcast.
+// The same, and 0 for an axis of 1, whose entry counts for all.
+template <class T>
+std::int64_t broadcast_stride(const py::array_t<T>& array, int axis) {
+  return array.shape(axis) == 1 ? 0 : stride(array, axis);
+}
+
+// The array has three axes, (1 or batch, 1 or heads, 1 or queries).
 inline QueryView view_per_query(const py::array_t<float>& array) {
-  const auto stride = [&](int axis) {
-    return array.shape(axis) == 1 ? 0 : ntk_alibi::stride(array, axis);
-  };
-  return {array.data(), stride(0), stride(1), stride(2)};
+  return {array.data(), broadcast_stride(array, 0), broadcast_stride(array, 1),
+          broadcast_stride(array, 2)};
 }
 
 }  // namespace ntk_alibi

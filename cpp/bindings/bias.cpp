@@ -1,12 +1,9 @@
-// Slopes and bias tensors.
+// Bias tensors.
 #include "bindings/arrays.h"
 #include "core/bias_tensor.h"
-#include "core/slopes.h"
 
 namespace ntk_alibi {
 namespace {
-
-constexpr std::int64_t greatest_head_count = 1 << 20;
 
 // A new tensor of this dtype, which must be one to round to.
 void check_filled(const py::array& out, DType dtype, const Sizes& sizes) {
@@ -17,15 +14,6 @@ void check_filled(const py::array& out, DType dtype, const Sizes& sizes) {
   if (out.size() != count || (out.flags() & py::array::c_style) == 0 || !out.writeable())
     throw py::value_error("out must be contiguous and writable with " + std::to_string(count) +
                           " entries, got another array of " + std::to_string(out.size()));
-}
-
-py::array_t<double> bind_alibi_exponents(std::int64_t num_heads, SlopeRule rule) {
-  if (num_heads < 1 || num_heads > greatest_head_count)
-    throw py::value_error("num_heads must be between 1 and " + std::to_string(greatest_head_count) +
-                          ", got " + std::to_string(num_heads));
-  py::array_t<double> exponents(num_heads);
-  alibi_exponents(num_heads, rule, exponents.mutable_data());
-  return exponents;
 }
 
 void bind_key_bias(const py::array_t<std::uint8_t, py::array::c_style>& mask,
@@ -58,15 +46,11 @@ void bind_relative_bias(const py::array_t<float>& left, const py::array_t<float>
 }  // namespace
 
 void register_bias(py::module_& module) {
-  py::enum_<SlopeRule>(module, "SlopeRule")
-      .value("press", SlopeRule::press)
-      .value("geometric", SlopeRule::geometric);
   py::enum_<DType>(module, "DType")
       .value("float32", DType::float32)
       .value("bfloat16", DType::bfloat16)
       .value("float16", DType::float16);
   py::enum_<Anchor>(module, "Anchor").value("first", Anchor::first).value("last", Anchor::last);
-  module.def("alibi_exponents", &bind_alibi_exponents, py::arg("num_heads"), py::arg("rule"));
   module.def("key_bias", &bind_key_bias, py::arg("mask"), py::arg("slopes"), py::arg("anchor"),
              py::arg("dtype"), py::arg("out"));
   module.def("relative_bias", &bind_relative_bias, py::arg("left"), py::arg("right"),

@@ -9,7 +9,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   module.attr("__version__") = NTK_ALIBI_VERSION;
   ntk_alibi::register_runtime(module);
   ntk_alibi::register_bias(module);
-  ntk_alibi::register_attention_bias(module);
+  ntk_alibi::register_problem(module);
   ntk_alibi::register_dropout(module);
   ntk_alibi::register_attention(module);
   ntk_alibi::register_merge(module);

@@ -1,4 +1,5 @@
-// The only file that includes pybind11, and declarations that all bindings share.
+// The only file that includes pybind11, and declarations that all bindings share. An argument that
+// may be None is a std::optional: for a pointer, pybind11 converts all arguments a second time.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -12,10 +13,10 @@ namespace py = pybind11;
 namespace ntk_alibi {
 
 void register_attention(py::module_& module);
-void register_attention_bias(py::module_& module);
 void register_bias(py::module_& module);
 void register_dropout(py::module_& module);
 void register_merge(py::module_& module);
+void register_problem(py::module_& module);
 void register_runtime(py::module_& module);
 
 }  // namespace ntk_alibi

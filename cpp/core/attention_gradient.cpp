@@ -51,7 +51,7 @@ class Gradients {
     const std::vector<std::int64_t> order = costliest_first(tasks);
     const std::int64_t bytes = tiles_.kernels().gradient_scratch_bytes(tiles_.largest());
     for_each_task(
-        {tasks, 1, TaskOrder::as_listed}, {bytes, scratch_header_bytes},
+        {tasks, 1, TaskOrder::as_listed}, {bytes, tiles_.kernels().scratch_header_bytes},
         [&](std::int64_t n, void* scratch, StopCheck stop) { run_task(order[n], scratch, stop); });
     if (parts_ > 1) join_parts();
     if (gradients_.table != nullptr) join_tables();

@@ -61,6 +61,7 @@ std::vector<Run> runs_of(const KeyList& keys) {
 }  // namespace
 
 BlockMask::BlockMask(const MaskView& view) {
+  std::copy(view.shape, view.shape + 4, shape_);
   const auto different = [&](int axis) {
     return view.strides[axis] == 0 ? std::min<std::int64_t>(view.shape[axis], 1) : view.shape[axis];
   };

@@ -25,10 +25,12 @@ class BlockMask {
   // Bit k % 64 of word k / 64 tells whether the query sees key k.
   const std::uint64_t* row(std::int64_t b, std::int64_t h, std::int64_t query) const;
   std::int64_t query_stride() const { return queries_ > 1 ? words_per_row_ : 0; }
+  const std::int64_t* shape() const { return shape_; }
   std::int64_t batch() const { return batch_; }
   std::int64_t heads() const { return heads_; }
 
  private:
+  std::int64_t shape_[4];  // of the view
   std::int64_t batch_, heads_, queries_, words_per_row_;
   std::vector<std::uint64_t> words_;
 };

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "core/constants.h"
 
@@ -47,10 +46,7 @@ struct MaskRule {
   std::int64_t causal_block;  // 0: none
   std::int64_t sink;
 
-  // Options in the order of the fields, as Python's `Mask.to_integers` returns them.
-  static MaskRule from_integers(const std::vector<std::int64_t>& options) {
-    return {options.at(0) != 0, options.at(1), options.at(2), options.at(3)};
-  }
+  bool sees_ahead() const { return !causal && window > 1; }
 
   // Inline, since the core calls this once for each query.
   VisibleInterval interval(std::int32_t query_position) const {

@@ -26,7 +26,7 @@ class Prefill {
     const std::int64_t tasks = problem_.batch * problem_.query_heads * groups_per_head_;
     const std::int64_t grain =
         tasks_per_thread(2 * group_ * cut_.size() * problem_.key_length * problem_.head_dim);
-    for_each_task({tasks, grain, order(largest)}, {bytes, scratch_header_bytes},
+    for_each_task({tasks, grain, order(largest)}, {bytes, tiles_.kernels().scratch_header_bytes},
                   [&](std::int64_t number, void* scratch, StopCheck stop) {
                     run_group(number, scratch, stop);
                   });

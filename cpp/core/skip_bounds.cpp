@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/constants.h"
 #include "core/isa.h"
@@ -55,11 +56,12 @@ bool worth_measuring(const AttentionProblem& problem) {
 // The share of a float32 sum that is lost in rounding to nearest: half an ulp.
 constexpr double rounding = 0x1p-24;
 
-}  // namespace
-
+// The greatest share of a query's sum that keys may weigh together and be skipped; 0 for none.
 double dropped_share(const std::optional<double>& skip_tolerance) {
   return skip_tolerance == 0.0 ? rounding : skip_tolerance.value_or(0.0);
 }
+
+}  // namespace
 
 SkipBounds::SkipBounds(const AttentionProblem& problem, const KeyLists& lists)
     : problem_(problem), blocks_(block_count(problem.key_length)) {

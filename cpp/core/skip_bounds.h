@@ -4,16 +4,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "core/key_lists.h"
 #include "core/table_bounds.h"
 
 namespace ntk_alibi {
-
-// The greatest share of a query's sum that keys may weigh together and be skipped; 0 for none.
-double dropped_share(const std::optional<double>& skip_tolerance);
 
 // The bounds of a problem. There are none if it allows no skipping, or if its bias proves nothing.
 class SkipBounds {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <string>
 
 #include "core/dropout.h"
 
@@ -24,9 +25,9 @@ std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std
                    : static_cast<std::int32_t>(problem.key_length - problem.query_length + i);
 }
 
+// With factors.
 float scale_of(const AttentionProblem& problem, std::int64_t b, std::int64_t h, std::int64_t i) {
-  const QueryView& factors = problem.factors;
-  return factors.data ? problem.scale * value_at(factors, b, h, i) : problem.scale;
+  return problem.scale * value_at(problem.factors, b, h, i);
 }
 
 float greatest_scale(const AttentionProblem& problem) {
@@ -68,6 +69,12 @@ double gathered_bias(const TileBias& bias, int query, std::int64_t key, std::int
   return index >= 0 && index < bias.table_size ? bias.table[index] : 0.0;
 }
 
+// Of each query, in the order of Tiles::QueryRows.
+constexpr std::int64_t fields_of_queries = 4;
+
+// Shifts of a bias without slopes.
+constexpr double no_shifts[most_queries_per_tile] = {};
+
 // The form without slopes for keys ahead.
 BiasKind one_sided_form(BiasKind kind) {
   switch (kind) {
@@ -86,13 +93,36 @@ Tiles::Tiles(const AttentionProblem& problem)
       cut_(problem.query_length, kernels_.queries_per_tile),
       bits_(problem, lists_, cut_),
       bounds_(problem, lists_),
-      greatest_scale_(greatest_scale(problem)) {}
+      greatest_scale_(greatest_scale(problem)) {
+  const std::int64_t queries = problem.query_length;
+  const bool rows_differ = problem.query_positions.batch_stride != 0;
+  query_rows_.resize((rows_differ ? problem.batch : 1) * fields_of_queries * queries);
+  for (std::size_t b = 0; b * fields_of_queries * queries < query_rows_.size(); ++b)
+    for (std::int64_t i = 0; i < queries; ++i) {
+      const std::int32_t position = query_position(problem, b, i);
+      const VisibleInterval interval = problem.mask.interval(position);
+      std::int32_t* row = query_rows_.data() + b * fields_of_queries * queries + i;
+      row[0] = position;
+      row[queries] = interval.least_distance;
+      row[2 * queries] = interval.greatest_distance;
+      row[3 * queries] = interval.sink_end;
+    }
+  std::fill(std::begin(scales_), std::end(scales_), problem.scale);
+}
+
+Tiles::QueryRows Tiles::queries_of(std::int64_t b, std::int64_t first) const {
+  const std::int64_t queries = problem_.query_length;
+  const std::int64_t row = problem_.query_positions.batch_stride != 0 ? b : 0;
+  const std::int32_t* data = query_rows_.data() + row * fields_of_queries * queries + first;
+  return {data, data + queries, data + 2 * queries, data + 3 * queries};
+}
 
 AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first,
                               std::int64_t count, TileRows& rows) const {
   const AttentionProblem& p = problem_;
   const std::int64_t key_head = h / (p.query_heads / p.key_heads);
-  describe_queries(b, h, first, count, rows);
+  QueryRows queries = queries_of(b, first);
+  if (p.bias.hides_sides) hide_sides(b, h, first, count, queries, rows);
   AttentionTile tile;
   tile.dtype = p.dtype;
   tile.query = row_of(p.query, p.dtype, b, h, first);
@@ -106,18 +136,23 @@ AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first
   tile.output_stride = p.output.row_stride;
   tile.query_count = static_cast<int>(count);
   tile.head_dim = static_cast<int>(p.head_dim);
-  tile.scales = rows.scales;
+  tile.scales = scales_;
+  if (p.factors.data != nullptr) {
+    for (std::int64_t r = 0; r < count; ++r) rows.scales[r] = scale_of(p, b, h, first + r);
+    tile.scales = rows.scales;
+  }
   tile.greatest_scale = greatest_scale_;
-  tile.query_positions = rows.positions;
+  tile.query_positions = queries.positions;
   tile.keys = keys_of(b).view();
   tile.tiles_of_keys = tiles_of_keys();
-  tile.mask = {rows.least_distances, rows.greatest_distances, rows.sink_ends, nullptr, 0, nullptr};
+  tile.mask = {
+      queries.least_distances, queries.greatest_distances, queries.sink_ends, nullptr, 0, nullptr};
   if (bits_.exist()) {
     tile.mask.words = bits_.words(b, h, first);
     tile.mask.words_stride = bits_.stride();
     tile.mask.shown = bits_.shown(b, h, first, count);
   }
-  tile.bias = describe_bias(b, h, first, count, rows);
+  tile.bias = describe_bias(b, h, first, count, queries, rows);
   tile.dropout = moved(p.dropout, b, h, first);
   tile.skipping = bounds_.of_head(b, h);
   if (p.known_logsumexps != nullptr)
@@ -140,82 +175,93 @@ std::int64_t Tiles::tiles_of_keys() const {
   return cut_.count() * problem_.query_heads / std::max<std::int64_t>(1, problem_.key_heads);
 }
 
-void Tiles::describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
-                             TileRows& rows) const {
-  const AttentionProblem& p = problem_;
-  const double* sums = sums_of(b, h);
+// Hides the sides whose slopes are infinite, sinks included.
+void Tiles::hide_sides(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
+                       QueryRows& queries, TileRows& rows) const {
   for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t i = first + r;
-    rows.positions[r] = query_position(p, b, i);
-    rows.scales[r] = scale_of(p, b, h, i);
-    VisibleInterval interval = p.mask.interval(rows.positions[r]);
-    std::int64_t nearest = 0;
-    rows.shifts[r] = 0.0;
-    if (p.bias.left.data != nullptr) {
-      const bool bent = p.bias.far_left.data != nullptr;
-      const float left = value_at(p.bias.left, b, h, i), right = value_at(p.bias.right, b, h, i);
-      const float far_left = bent ? value_at(p.bias.far_left, b, h, i) : left;
-      const float far_right = bent ? value_at(p.bias.far_right, b, h, i) : right;
-      if (std::isinf(left)) interval.hide_keys_behind();
-      if (std::isinf(right)) interval.hide_keys_ahead();
-      rows.left_slopes[r] = finite_slope(left);
-      rows.right_slopes[r] = finite_slope(right);
-      // A hidden side has no slopes at all: bounds that see both sides would count them.
-      rows.far_left_slopes[r] = std::isinf(left) ? 0.0f : finite_slope(far_left);
-      rows.far_right_slopes[r] = std::isinf(right) ? 0.0f : finite_slope(far_right);
-      const bool moderate =
-          std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope &&
-          std::max(rows.far_left_slopes[r], rows.far_right_slopes[r]) <= moderate_slope;
-      const std::int64_t negligible = moderate ? near_distance : 0;
-      nearest = bits_.exist()
-                    ? keys_of(b).one_sided_distance(rows.positions[r], interval, negligible,
-                                                    bits_.words(b, h, i))
-                    : keys_of(b).one_sided_distance(rows.positions[r], interval, negligible);
-      const double away = std::abs(static_cast<double>(nearest));
-      rows.knees[r] = static_cast<float>(std::max(knee_of(p.bias) - away, 0.0));
-      rows.shifts[r] = nearest > 0   ? -penalty(away, left, far_left, knee_of(p.bias))
-                       : nearest < 0 ? -penalty(away, right, far_right, knee_of(p.bias))
-                                     : 0.0;
-    }
-    rows.origins[r] = static_cast<std::int32_t>(rows.positions[r] - nearest);
+    VisibleInterval interval = queries.interval(r);
+    if (std::isinf(value_at(problem_.bias.left, b, h, first + r))) interval.hide_keys_behind();
+    if (std::isinf(value_at(problem_.bias.right, b, h, first + r))) interval.hide_keys_ahead();
     rows.least_distances[r] = interval.least_distance;
     rows.greatest_distances[r] = interval.greatest_distance;
     rows.sink_ends[r] = interval.sink_end;
-    if (sums) rows.sums[r] = sums[p.key_length - p.query_length + i];
+  }
+  queries = {queries.positions, rows.least_distances, rows.greatest_distances, rows.sink_ends};
+}
+
+void Tiles::describe_slopes(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
+                            const QueryRows& queries, TileRows& rows) const {
+  const AttentionProblem& p = problem_;
+  const bool bent = p.bias.far_left.data != nullptr, ahead = p.mask.sees_ahead();
+  const double knee = knee_of(p.bias);
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t i = first + r;
+    const float left = value_at(p.bias.left, b, h, i);
+    const float right = ahead ? value_at(p.bias.right, b, h, i) : 0.0f;
+    const float far_left = bent ? value_at(p.bias.far_left, b, h, i) : left;
+    const float far_right = bent && ahead ? value_at(p.bias.far_right, b, h, i) : right;
+    rows.left_slopes[r] = finite_slope(left);
+    rows.right_slopes[r] = finite_slope(right);
+    // A hidden side has no slopes: bounds that see both sides would count them.
+    rows.far_left_slopes[r] = std::isinf(left) ? 0.0f : finite_slope(far_left);
+    rows.far_right_slopes[r] = std::isinf(right) ? 0.0f : finite_slope(far_right);
+    const bool moderate =
+        std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope &&
+        std::max(rows.far_left_slopes[r], rows.far_right_slopes[r]) <= moderate_slope;
+    const std::int64_t negligible = moderate ? near_distance : 0;
+    const std::int32_t position = queries.positions[r];
+    const VisibleInterval interval = queries.interval(r);
+    const std::int64_t nearest =
+        bits_.exist()
+            ? keys_of(b).one_sided_distance(position, interval, negligible, bits_.words(b, h, i))
+            : keys_of(b).one_sided_distance(position, interval, negligible);
+    const double away = std::abs(static_cast<double>(nearest));
+    rows.knees[r] = static_cast<float>(std::max(knee - away, 0.0));
+    rows.shifts[r] = nearest > 0   ? -penalty(away, left, far_left, knee)
+                     : nearest < 0 ? -penalty(away, right, far_right, knee)
+                                   : 0.0;
+    rows.origins[r] = static_cast<std::int32_t>(position - nearest);
   }
 }
 
 TileBias Tiles::describe_bias(std::int64_t b, std::int64_t h, std::int64_t first,
-                              std::int64_t count, const TileRows& rows) const {
+                              std::int64_t count, const QueryRows& queries, TileRows& rows) const {
   const AttentionBias& bias = problem_.bias;
-  const bool sees_ahead = std::any_of(rows.least_distances, rows.least_distances + count,
-                                      [](std::int32_t least) { return least < 0; });
-  TileBias tile_bias;
-  tile_bias.kind = sees_ahead ? bias.kind : one_sided_form(bias.kind);
-  tile_bias.origins = rows.origins;
-  tile_bias.shifts = rows.shifts;
-  tile_bias.left_slopes = bias.left.data ? rows.left_slopes : nullptr;
-  tile_bias.right_slopes = bias.left.data ? rows.right_slopes : nullptr;
-  tile_bias.far_left_slopes = bias.far_left.data ? rows.far_left_slopes : nullptr;
-  tile_bias.far_right_slopes = bias.far_left.data ? rows.far_right_slopes : nullptr;
-  tile_bias.knees = bias.far_left.data ? rows.knees : nullptr;
+  const auto sees_ahead = [](std::int32_t least_distance) { return least_distance < 0; };
+  const bool two_sided =
+      problem_.mask.sees_ahead() &&
+      (!bias.hides_sides ||
+       std::any_of(queries.least_distances, queries.least_distances + count, sees_ahead));
+  TileBias tile_bias{};
+  tile_bias.kind = two_sided ? bias.kind : one_sided_form(bias.kind);
+  tile_bias.origins = queries.positions;
+  tile_bias.shifts = no_shifts;
   tile_bias.query_knee = static_cast<float>(knee_of(bias));
+  if (bias.left.data != nullptr) {
+    describe_slopes(b, h, first, count, queries, rows);
+    tile_bias.origins = rows.origins;
+    tile_bias.shifts = rows.shifts;
+    tile_bias.left_slopes = rows.left_slopes;
+    tile_bias.right_slopes = rows.right_slopes;
+  }
+  if (bias.far_left.data != nullptr) {
+    tile_bias.far_left_slopes = rows.far_left_slopes;
+    tile_bias.far_right_slopes = rows.far_right_slopes;
+    tile_bias.knees = rows.knees;
+  }
+  if (bias.sums != nullptr) {
+    tile_bias.key_sums = bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride;
+    tile_bias.query_sums = tile_bias.key_sums + problem_.key_length - problem_.query_length + first;
+  }
   tile_bias.table = bias.table ? bias.table + h * bias.table_head_stride : nullptr;
   tile_bias.table_begin = bias.table_begin;
   tile_bias.table_size = bias.table_size;
-  tile_bias.query_sums = rows.sums;
-  tile_bias.key_sums = sums_of(b, h);
   tile_bias.dense = bias.dense ? bias.dense + b * bias.dense_strides[0] +
                                      h * bias.dense_strides[1] + first * bias.dense_strides[2]
                                : nullptr;
   tile_bias.dense_query_stride = bias.dense_strides[2];
   tile_bias.dense_key_stride = bias.dense_strides[3];
   return tile_bias;
-}
-
-const double* Tiles::sums_of(std::int64_t b, std::int64_t h) const {
-  const AttentionBias& bias = problem_.bias;
-  return bias.sums ? bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride : nullptr;
 }
 
 bool Tiles::overflowed(std::int64_t b, const AttentionTile& tile) const {
@@ -270,10 +316,12 @@ bool Tiles::inputs_are_finite(std::int64_t b, const AttentionTile& tile) const {
 
 void Tiles::refuse_overflow(std::int64_t b, const AttentionTile& tile) const {
   if (!overflowed(b, tile) || !inputs_are_finite(b, tile)) return;
+  const char* divided =
+      problem_.dropout.least_kept == 0 ? "" : ", which dropout divides by what it keeps,";
   throw std::domain_error(
-      "query, key, value, scale and bias must give scores and sums within float32's range "
-      "(3.4e38), and outputs, which dropout divides by what it keeps, within their dtype's "
-      "(65504 for float16), got finite inputs that exceed it");
+      std::string("query, key, value, scale and bias must give scores and sums within float32's "
+                  "range (3.4e38), and outputs") +
+      divided + " within their dtype's (65504 for float16), got finite inputs that exceed it");
 }
 
 void Tiles::count_blocks(std::int64_t head, const AttentionTile& tile,

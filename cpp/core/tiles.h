@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/attention.h"
 #include "core/block_mask.h"
@@ -11,9 +12,8 @@
 
 namespace ntk_alibi {
 
-// The parts of a tile that have one value for each query.
+// The parts of a tile that have one value for each query and that depend on the head.
 struct TileRows {
-  std::int32_t positions[most_queries_per_tile];
   std::int32_t least_distances[most_queries_per_tile];
   std::int32_t greatest_distances[most_queries_per_tile];
   std::int32_t sink_ends[most_queries_per_tile];
@@ -24,7 +24,6 @@ struct TileRows {
   float far_left_slopes[most_queries_per_tile];
   float far_right_slopes[most_queries_per_tile];
   float knees[most_queries_per_tile];
-  double sums[most_queries_per_tile];
   float scales[most_queries_per_tile];
   bool weightless[most_queries_per_tile];
 };
@@ -58,14 +57,25 @@ class Tiles {
   void count_visible_blocks(std::int64_t head, const AttentionTile& tile) const;
 
  private:
-  void describe_queries(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
-                        TileRows& rows) const;
+  // One value of each query of a batch row, the same for all heads: its position and what it sees.
+  struct QueryRows {
+    const std::int32_t *positions, *least_distances, *greatest_distances, *sink_ends;
+
+    VisibleInterval interval(std::int64_t r) const {
+      return {least_distances[r], greatest_distances[r], sink_ends[r]};
+    }
+  };
+
+  QueryRows queries_of(std::int64_t b, std::int64_t first) const;
+  void hide_sides(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
+                  QueryRows& queries, TileRows& rows) const;
+  void describe_slopes(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
+                       const QueryRows& queries, TileRows& rows) const;
   TileBias describe_bias(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
-                         const TileRows& rows) const;
+                         const QueryRows& queries, TileRows& rows) const;
   bool overflowed(std::int64_t b, const AttentionTile& tile) const;
   bool sees_a_key(std::int64_t b, const AttentionTile& tile, int query) const;
   bool inputs_are_finite(std::int64_t b, const AttentionTile& tile) const;
-  const double* sums_of(std::int64_t b, std::int64_t h) const;
   std::int64_t tiles_of_keys() const;
   void add_counts(std::int64_t head, std::int64_t scored, std::int64_t visible,
                   std::int64_t weighed) const;
@@ -77,6 +87,8 @@ class Tiles {
   const PairBits bits_;
   const SkipBounds bounds_;
   const float greatest_scale_;
+  std::vector<std::int32_t> query_rows_;  // (rows, 4, queries), the fields of QueryRows
+  float scales_[most_queries_per_tile];   // of the queries of each tile, without factors
 };
 
 }  // namespace ntk_alibi

@@ -8,6 +8,7 @@
 #include "kernels/key_norms.h"
 #include "kernels/merge.h"
 #include "kernels/one_block.h"
+#include "kernels/scratch.h"
 #include "kernels/simd.h"
 #include "kernels/visible_blocks.h"
 
@@ -17,6 +18,7 @@ namespace NTK_ALIBI_ISA {
 extern const KernelTable kernel_table = {scaled_positions,
                                          linear_bias_row,
                                          queries_per_tile,
+                                         sizeof(StoredBlocks),
                                          attention_scratch_bytes,
                                          attention_tiles,
                                          lanes,

@@ -35,8 +35,7 @@ constexpr int keys_per_block = 64;
 // The mean of the first keys, up to this many, is the centre of a head. More hardly improve it.
 constexpr std::int64_t keys_in_centre = 256;
 
-// Errors that certificates allow for, here and in Python; benchmarks/results/skipping.md
-// derives them.
+// Errors that certificates allow for; benchmarks/results/skipping.md derives them.
 // A score has head_dim roundings from its dot product and 12 more from scaling and bias, each
 // relative to scale |q| |k|. We count the 12 twice.
 constexpr double extra_score_roundings = 24.0;
@@ -52,10 +51,6 @@ constexpr int most_queries_per_tile = 32;
 
 // Up to this many tiles of one head read the keys together.
 constexpr int tiles_per_group = 4;
-
-// The start of a thread's memory for tiles: a record of the blocks that it has stored. Kernels
-// check that the record fits.
-constexpr int scratch_header_bytes = 6208;
 
 // The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.
 enum class BiasKind : int {
@@ -308,8 +303,10 @@ struct KernelTable {
   // The number of queries in a tile of attention_tiles. Scratch memory is aligned to 64 bytes.
   int queries_per_tile;
   // The scratch memory for attention_tiles depends on the dtype, the keys, the strides and the
-  // number of tiles of them. Its first scratch_header_bytes are 0 before the first call; while the
-  // inputs do not change, later calls find there what they can reuse.
+  // number of tiles of them. Its first scratch_header_bytes, the record of the blocks that a thread
+  // has stored, are 0 before the first call; while the inputs do not change, later calls find there
+  // what they can reuse.
+  std::int64_t scratch_header_bytes;
   std::int64_t (*attention_scratch_bytes)(const AttentionTile& tile);
   // softmax(scale_i q.k + bias) v over the visible keys, and its logsumexp; 0 and -inf where no key
   // is visible, or the scores of all are below float32's range in units of log 2. Up to

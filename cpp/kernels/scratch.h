@@ -28,7 +28,7 @@ struct Scratch {
 
 // Blocks of one head's keys and values in the form that the products read them, kept for all tiles
 // of the head. Block b is in slot b % slots.
-struct StoredBlocks {
+struct alignas(64) StoredBlocks {
   static constexpr int most_slots = 512;
   // Rows of the head whose blocks are stored
   const void* key;
@@ -41,7 +41,6 @@ struct StoredBlocks {
   std::int32_t value_blocks[most_slots];
   std::int32_t transposed_key_blocks[most_slots];
 };
-static_assert(sizeof(StoredBlocks) <= scratch_header_bytes, "StoredBlocks is the scratch header");
 
 struct RowScratch {
   StoredBlocks* stored;
@@ -95,7 +94,7 @@ class Pieces {
   RowScratch rows(int head_dim, int slots) {
     const std::int64_t block = static_cast<std::int64_t>(keys_per_block) * head_dim;
     RowScratch s;
-    s.stored = reinterpret_cast<StoredBlocks*>(take(scratch_header_bytes / sizeof(float)));
+    s.stored = reinterpret_cast<StoredBlocks*>(take(sizeof(StoredBlocks) / sizeof(float)));
     s.slots = slots;
     s.keys = take(slots * block);
     s.values = take(slots * block);

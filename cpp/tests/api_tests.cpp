@@ -46,7 +46,7 @@ std::string error_of(const std::function<void(AttentionArguments&)>& change) {
   change(with.arguments);
   try {
     attention(with.arguments);
-  } catch (const std::invalid_argument& error) {
+  } catch (const std::logic_error& error) {  // invalid_argument or domain_error
     return error.what();
   }
   return "";
@@ -93,6 +93,7 @@ void test_public_interface() {
   }
   CHECK(weighed[0] > weighed[1] && weighed[1] > weighed[2]);
   CHECK(alibi_slopes(4) == (std::vector<float>{0.25f, 0.0625f, 0.015625f, 0.00390625f}));
+  CHECK(alibi_slopes(3) == (std::vector<float>{0.0625f, 0.00390625f, 0.25f}));
   AttentionArguments nothing;
   nothing.query_length = nothing.key_length = 0;
   nothing.head_dim = 1;
@@ -134,6 +135,10 @@ void test_public_interface_refuses() {
         "2147483647 x 2147483647 x 20");
   CHECK(mentions(error_of([](Arguments& a) { a.window = 0; }), "window must be 1 to"));
   CHECK(mentions(error_of([](Arguments& a) { a.sink = -1; }), "sink must be 0 to"));
+  CHECK(error_of([](Arguments& a) { a.sink = 4; }) ==
+        "sink must be 0 without window or causal_block, got 4");
+  const std::string overflow = error_of([](Arguments& a) { a.scale = 1e38f; });
+  CHECK(mentions(overflow, "within float32's range") && !mentions(overflow, "dropout"));
   CHECK(mentions(error_of([](Arguments& a) { a.mask = {some_bytes, 0, 0, 0, INT64_MAX}; }),
                  "mask's strides must be"));
   CHECK(mentions(error_of([](Arguments& a) { a.causal_block = 4, a.causal = false; }),
@@ -179,7 +184,7 @@ void test_public_interface_refuses() {
   const auto message_of = [](const std::function<void()>& call) -> std::string {
     try {
       call();
-    } catch (const std::invalid_argument& error) {
+    } catch (const std::logic_error& error) {  // invalid_argument or domain_error
       return error.what();
     }
     return "";

@@ -4,7 +4,6 @@
 
 #include "checks.h"
 #include "core/bias_tensor.h"
-#include "core/slopes.h"
 #include "formats.h"
 
 using namespace ntk_alibi;
@@ -70,12 +69,4 @@ void test_rows_of_every_length_and_alignment() {
       CHECK(right);
     }
   }
-}
-
-void test_exponents() {
-  double exponents[12];
-  alibi_exponents(12, SlopeRule::press, exponents);
-  CHECK(exponents[0] == 1.0 && exponents[7] == 8.0 && exponents[8] == 0.5 && exponents[11] == 3.5);
-  alibi_exponents(12, SlopeRule::geometric, exponents);
-  CHECK(exponents[11] == 8.0 && exponents[2] == 2.0);
 }

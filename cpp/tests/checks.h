@@ -18,7 +18,6 @@ void test_the_environment_chooses_the_isa();
 void test_parallel_for_covers_everything_once();
 void test_exceptions_leave_parallel_regions();
 void test_interrupts_stop_parallel_regions();
-void test_exponents();
 void test_the_callers_mode_stays();
 void test_matrix_registers();
 void test_unknown_isas_are_refused();

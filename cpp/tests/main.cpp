@@ -23,7 +23,6 @@ int main() {
   test_parallel_for_covers_everything_once();
   test_exceptions_leave_parallel_regions();
   test_interrupts_stop_parallel_regions();
-  test_exponents();
   test_the_callers_mode_stays();
   test_matrix_registers();
   test_unknown_isas_are_refused();

@@ -160,7 +160,8 @@ def _rule(draw: Draw, sizes: Sizes, causal: bool) -> MaskRule:
     reach = max(sizes.keys, 2)
     window = draw.integer(1, reach) if draw.chance(0.6) else None
     block = draw.integer(1, reach) if causal and draw.chance(0.4) else None
-    sink = draw.integer(0, max(reach // 3, 1)) if draw.chance(0.5) else 0
+    limited = window is not None or block is not None
+    sink = draw.integer(0, max(reach // 3, 1)) if limited and draw.chance(0.5) else 0
     return MaskRule(causal, window, block, sink)
 
 

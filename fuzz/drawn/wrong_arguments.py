@@ -89,6 +89,9 @@ def _attention() -> Function:
         "return_stats": NO_BOOLEAN,
     }  # fmt: skip
     also: dict[str, tuple[str, ...]] = {
+        "query": ("key",),
+        "key": ("value",),
+        "query_segment_ids": ("segment_ids",),
         "bias": ("table", "log_gates", "slopes"),
         "log_n": ("train_length", "strength"),
     }
@@ -120,6 +123,7 @@ def _gradients() -> Function:
             "window": (*NO_INTEGER, 0),
             "scale": NO_NUMBER,
         },
+        {"query": ("key",)},
     )
 
 
@@ -315,7 +319,7 @@ def _modules() -> list[Function]:
             "causal": NO_BOOLEAN, "scaling": NO_SCALING, "num_kv_heads": (*NO_INTEGER, 0, 3),
             "window": (*NO_INTEGER, 0), "align": NO_CHOICE,
             "dropout": (*NO_NUMBER, 1.5, -0.5, None),
-        }),
+        }, {"num_heads": ("embed_dim",), "num_kv_heads": ("num_heads",)}),
         Function("AlibiAttention.forward", attend, {"q": x, "k": x, "v": x}, {
             "q": no_rows, "k": (*no_rows, torch.ones(2, 0, 9)), "v": no_rows,
             "mask": ("x", True, object(), na.BlockMask, torch.ones(2, 3), torch.ones(1, 1, 3, 3)),

@@ -36,9 +36,9 @@ from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 if TYPE_CHECKING:
-    from ntk_alibi import distributed, plots, precision, reference
+    from ntk_alibi import plots, precision, reference
     from ntk_alibi.engines.export import export
-    from ntk_alibi.integrations import patch, patched, tp_plan, unpatch
+    from ntk_alibi.integrations import patch, patched, unpatch
     from ntk_alibi.integrations.caches.growing import GrowingCache
     from ntk_alibi.integrations.caches.window import WindowCache
     from ntk_alibi.torch.alibi_attention import AlibiAttention
@@ -77,7 +77,6 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "build_alibi_tensor",
-    "distributed",
     "export",
     "info",
     "log_n_scale",
@@ -90,7 +89,6 @@ __all__ = [
     "scaling_from_config",
     "segment_ids_from_cu_seqlens",
     "set_num_threads",
-    "tp_plan",
     "unpatch",
 ]
 
@@ -100,14 +98,12 @@ _LAZY = {
     "AlibiAttention": "ntk_alibi.torch.alibi_attention",
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
     "WindowCache": "ntk_alibi.integrations.caches.window",
-    "distributed": "ntk_alibi.distributed",
     "export": "ntk_alibi.engines.export",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",
     "plots": "ntk_alibi.plots",
     "precision": "ntk_alibi.precision",
     "reference": "ntk_alibi.reference",
-    "tp_plan": "ntk_alibi.integrations",
     "unpatch": "ntk_alibi.integrations",
 }
 

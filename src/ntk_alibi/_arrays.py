@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,23 +70,11 @@ def any_requires_grad(*values: Any) -> bool:
     return False
 
 
-class CallMemory(NamedTuple):
-    """Memory of a call as NumPy arrays, bfloat16 tensors as 16-bit integers.
-
-    Attributes:
-        query, key, value: the inputs, without a copy.
-        written: memory of a new output.
-        output: the same as an array or tensor like query.
-    """
-
-    query: NDArray[Any]
-    key: NDArray[Any]
-    value: NDArray[Any]
-    written: NDArray[Any]
-    output: Array
+#: Query, key and value as NumPy arrays over the same memory, bfloat16 tensors as 16-bit integers.
+Memory: TypeAlias = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
-def find_memory(query: Any, key: Any, value: Any) -> CallMemory | None:
+def find_memory(query: Any, key: Any, value: Any) -> Memory | None:
     """Return the memory of three arrays, or dense tensors in main memory, of one dtype; else None.
 
     It costs less than asking for layout and device.
@@ -100,19 +88,27 @@ def find_memory(query: Any, key: Any, value: Any) -> CallMemory | None:
     if not (dtype == key.dtype and dtype == value.dtype):
         return None
     if kind is np.ndarray:
-        output = np.empty(query.shape, dtype)
-        return CallMemory(query, key, value, output, output)
-    half = dtype is torch.bfloat16
+        return query, key, value
     try:
-        if half:
+        if dtype is torch.bfloat16:
             bits = torch.int16
             query, key, value = query.view(bits), key.view(bits), value.view(bits)
-        memory = query.numpy(), key.numpy(), value.numpy()
+        return query.numpy(), key.numpy(), value.numpy()
     except (RuntimeError, TypeError):  # it is not dense, or elsewhere, requires grad or is negated
         return None
-    written = np.empty(memory[0].shape, memory[0].dtype)
-    tensor = torch.from_numpy(written)
-    return CallMemory(*memory, written, tensor.view(dtype) if half else tensor)
+
+
+def has_shape(array: Any, *shapes: tuple[Any, ...]) -> bool:
+    """Return whether an array has one of the shapes.
+
+    Sizes are compared one by one: torch.compile's symbols equal integers, but tuples with symbols
+    do not equal tuples of integers.
+    """
+    return any(_same_sizes(array.shape, shape) for shape in shapes)
+
+
+def _same_sizes(sizes: Any, others: Any) -> bool:
+    return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True))
 
 
 def wide_dtype(tensor: Any) -> str:

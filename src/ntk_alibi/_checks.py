@@ -200,11 +200,6 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
     `check_shapes` and `floating_dtype` check the rest.
     """
     for name, given in (("query", query), ("key", key), ("value", value)):
-        if hasattr(given, "device_mesh"):
-            raise TypeError(
-                f"{name} must be a plain tensor, got a DTensor: ntk_alibi.distributed.attention "
-                f"takes DTensors sharded along the sequence; of others pass {name}.full_tensor()"
-            )
         attention_input(name, given)
         tensor = not isinstance(query, np.ndarray)
         if isinstance(given, np.ndarray) is tensor or given.dtype != query.dtype:
@@ -215,6 +210,10 @@ def attention_inputs(query: Any, key: Any, value: Any) -> None:
             )
         if tensor and given.device != query.device:
             raise ValueError(f"{name} must be on query's device {query.device}, got {given.device}")
+
+
+#: The end of an error about heads whose counts suit the other order of axes.
+SWAPPED = ": they look like (batch, length, heads, head_dim), pass query.swapaxes(1, 2) and so on"
 
 
 def check_shapes(
@@ -231,7 +230,9 @@ def check_shapes(
             f"key must have batch {batch} and head_dim {head_dim} as query, got {key_shape}"
         )
     if heads != 0 and (key_shape[1] == 0 or heads % key_shape[1]):
-        raise ValueError(f"query must have a multiple of key's {key_shape[1]} heads, got {heads}")
+        end = SWAPPED if query_shape[2] == key_shape[2] < key_shape[1] else ""
+        expected = f"query must have a multiple of key's {key_shape[1]} heads"
+        raise ValueError(f"{expected}, got {heads}{end}")
     integer("head_dim", head_dim, minimum=1, maximum=MAX_HEAD_DIM)
 
 
@@ -245,7 +246,7 @@ def _check_four_axes(name: str, shape: tuple[int, ...]) -> None:
 
 def floating_dtype(value: DTypeLike, allowed: Collection[str], of: str | None = None) -> str:
     """Check that a floating dtype is allowed and return its name; `of` names its array."""
-    argument = "dtype" if of is None else f"dtype of {of}"
+    argument = "dtype" if of is None else f"{of}'s dtype"
     try:
         # NumPy takes an array for its dtype.
         name = "None" if value is None or _arrays.is_array(value) else _arrays.dtype_name(value)

@@ -94,19 +94,6 @@ def writable_folder(path: str | os.PathLike[str]) -> Path:
         return folder
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Check before any work that `replacing` can write a file, without changing it.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    there = os.path.lexists(path)
-    with open(path, "ab"), tempfile.TemporaryFile(dir=Path(path).resolve().parent):
-        pass
-    if not there:
-        Path(path).unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path; the file or folder written there replaces `path` at the end.

@@ -24,14 +24,11 @@ EXTRAS = {
     "torch": "torch",
     "transformers": "transformers",
     "matplotlib": "plot",
-    "bokeh": "explore",
     "pandas": "eval",
     "gguf": "gguf",
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
     "vllm": "vllm",
     "ntk_alibi_models": "models",
-    **dict.fromkeys(("fuzzywuzzy", "jieba", "rouge"), "longbench"),
-    **dict.fromkeys(("nltk", "wonderwords"), "ruler"),
 }
 
 #: The package with the data, where this one has none.

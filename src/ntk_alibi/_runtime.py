@@ -7,7 +7,7 @@ from typing import Any
 
 from ntk_alibi import _checks, _core, _installed
 
-#: The state of GPU support, in `info` and docs/gpu.md, until `make gpu-test` has run on a GPU.
+#: The state of GPU support, in `info` and docs/versions.md, until `make gpu-test` has run on a GPU.
 GPU = "experimental: run on one H100, with torch 2.11"
 
 OPTIONAL_PACKAGES = ("ml_dtypes", "torch", "transformers", "matplotlib", "pandas")
@@ -55,7 +55,7 @@ def info() -> dict[str, Any]:
 
     Returns:
         A dict with version; isa (the instruction set in use); isas (the instruction sets that this
-        machine supports); threads; gpu (the state of GPU support, see docs/gpu.md); packages
+        machine supports); threads; gpu (the state of GPU support, see docs/versions.md); packages
         (versions of ml_dtypes, torch, transformers, matplotlib and pandas, None for a missing one).
 
     Example:

@@ -66,8 +66,10 @@ def way_of(query: Any, *others: Any, bias: Any = None, name: str = "query") -> W
         return Way.OPERATOR
     if not torch.is_grad_enabled():
         return Way.CORE
-    parameters = getattr(bias, "parameters", None)  # a property if bias is a class, refused later
-    learned = parameters if isinstance(parameters, tuple) else (bias,)
+    learned: tuple[Any, ...] = ()
+    if getattr(bias, "constant", None) is None:
+        parameters = getattr(bias, "parameters", None)  # a property if bias is a class
+        learned = parameters if isinstance(parameters, tuple) else (bias,)
     return Way.OPERATOR if any_requires_grad(query, *others, *learned) else Way.CORE
 
 
@@ -150,6 +152,15 @@ def is_transformed(*, maps: bool = False) -> bool:
         return active
     vmap = torch._C._functorch.TransformType.Vmap
     return any(level.key() != vmap for level in torch._C._functorch.get_interpreter_stack())
+
+
+def in_backward_pass() -> bool:
+    """Return whether autograd calls in this thread, as for a checkpointed layer that runs again."""
+    torch = sys.modules["torch"]
+    try:
+        return bool(torch._C._current_graph_task_id() != -1)
+    except AttributeError as error:
+        refuse_torch(error)
 
 
 def in_forward_mode() -> bool:

@@ -1,7 +1,7 @@
 """Names of methods: "ntk:4" and its like mean a scaling and a log-n factor.
 
 The command line, `patch`, the harness, tables and plots share these names. The module also reads
-two things from a model's config: the training length, and misspelled settings of this package.
+from a model's config: the training length and the entry of a patch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ntk_alibi.scaling import (
     OPTIONAL,
     STATIC_TYPES,
     Scaling,
+    check_one_layer,
+    checked_scaling,
     scaling_from_config,
     trained_at,
 )
@@ -25,17 +27,25 @@ from ntk_alibi.scaling import (
 ORIGINAL = "original"
 
 #: The method for texts of any length, and the advice, which docs/choose-a-method.md derives.
-RECOMMENDED = "dynamic-flat:2:query"
+RECOMMENDED = "dynamic-flat"
 ADVICE = (
     f"{RECOMMENDED}; for texts of one length flat:FACTOR, which finds as much, or more; "
     "beyond 8 training lengths try both with logn=0.5, too"
 )
+
+#: The attribute of a configuration, and what it may hold: arguments of `patch`.
+ENTRY = "ntk_alibi"
+KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n")
 
 #: Scalings by kind, which is the first word of a method's name. Static scalings take a factor, a
 #: knee its start before the factor, dynamic scalings a rate, the training length and `per`.
 STATIC = {scaling.kind: scaling for scaling in STATIC_TYPES.values()}
 DYNAMIC = {scaling.kind: scaling for scaling in DYNAMIC_TYPES.values()}
 _KINDS = STATIC | DYNAMIC
+
+#: Recommended values, which a name may leave out, where the class has another default or none: the
+#: factor of a knee is for texts of four training lengths (docs/choose-a-method.md).
+_RECOMMENDED_VALUES = {("knee", "factor"): 28.0, ("dynamic-ntk", "rate"): 2.0}
 
 #: Training length of BLOOM, which its config does not always contain.
 BLOOM_TRAIN_LENGTH = 2048
@@ -57,21 +67,22 @@ class Method:
 
 
 def parse_method(name: str, train_length: int | None) -> Method:
-    """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-ntk:1:query".
+    """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-flat".
 
-    The first number is the factor, or the rate of a dynamic method. A knee has its start before the
-    factor: "knee:1024:28". Options may follow, in any order:
+    The first number is the factor, or the rate of a dynamic method. A recommended value may be left
+    out: "dynamic-flat" is "dynamic-flat:2". A knee has its start before the factor, "knee:1024:28";
+    "knee" starts at half the training length. Options may follow, in any order:
 
     - a number: the share of heads that "flat" and "dynamic-flat" stretch;
-    - "sequence" (as published) or "query": whose length a dynamic factor grows with;
+    - "query", the default, or "sequence" (as published): whose length a dynamic factor grows with;
     - "layers=0+2": the layers to scale;
     - "logn=0.5" or "ssmax=0.5": `LogN` with this strength, for scores without or with their bias.
       It may follow "original", too.
 
     Args:
         name: the name.
-        train_length: the training length for dynamic scalings and log-n; None leaves it open in
-            dynamic scalings.
+        train_length: the training length for dynamic scalings, log-n and the start of a knee; None
+            leaves it open in dynamic scalings.
 
     Raises:
         TypeError: name is not a string.
@@ -91,11 +102,12 @@ def parse_method(name: str, train_length: int | None) -> Method:
     words, log_n = _take_log_n(name, words, train_length)
     if kind == ORIGINAL and not words:
         return Method(name, None, log_n)
-    parameters = _parse_parameters(name, kind, words)
+    values, words = _parse_parameters(name, kind, words, train_length)
     scaling = _KINDS[kind]
-    options = _parse_options(name, words[len(parameters) :], scaling)
-    lengths = [train_length] if kind in DYNAMIC else []
-    return Method(name, scaling(*parameters, *lengths, **options), log_n)
+    options = _parse_options(name, words, scaling)
+    if kind in DYNAMIC:
+        options = {"per": "query", "train_length": train_length, **options}
+    return Method(name, scaling(**values, **options), log_n)
 
 
 def as_method(value: Any, train_length: int) -> Method:
@@ -126,6 +138,57 @@ def as_method(value: Any, train_length: int) -> Method:
     return Method(method_name(scaling), trained_at(scaling, train_length))
 
 
+def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tuple[Any, Any]:
+    """Return the scaling and the factor of scores of a method by name, a dict or an object.
+
+    Args:
+        scaling: what `patch` takes.
+        log_n: what `patch` takes.
+        train_length: the training length of methods by name, and of scalings without one; None if
+            the model's configuration has none.
+    """
+    if isinstance(scaling, str):
+        method = parse_method(scaling, train_length)
+        _checks.at_most_one(**{"log_n": log_n, "a factor in method": method.log_n})
+        return method.scaling, log_n if method.log_n is None else method.log_n
+    if isinstance(scaling, Mapping):
+        scaling = scaling_from_config(scaling)
+    if hasattr(scaling, "trained_at") and train_length is not None:
+        scaling = trained_at(scaling, train_length)
+    return scaling, log_n
+
+
+def as_scaling(value: Any, train_length: int | None = None, *, name: str = "scaling") -> Any:
+    """Return the scaling of one layer that a name, a dict or an object means; None for none.
+
+    Args:
+        value: what an argument `scaling` takes.
+        train_length: the training length of names and dicts without one; None if nothing has one.
+        name: the argument's name in errors.
+
+    Raises:
+        TypeError, ValueError: value is none of these, is wrong, has a factor of scores, or lacks
+            the training length; the scaling is for some layers.
+    """
+    if isinstance(value, str) and _log_n_words(value.split(":")):
+        raise ValueError(f"{name} must be a scaling without a factor of scores, got {value!r}")
+    try:
+        scaling, _ = scaling_and_log_n(value, None, train_length)
+    except (TypeError, ValueError) as error:
+        what = (
+            f"{name} must be a scaling, its dict or a method's name, got {_checks.briefly(value)}"
+        )
+        raise type(error)(f"{what}: {error}") from error
+    checked_scaling(scaling, name=name)
+    check_one_layer(scaling)
+    if scaling is not value and getattr(scaling, "train_length", 1) is None:
+        raise ValueError(
+            f"{name} must have a training length here, where no model has one, got {value!r}: "
+            f"pass {trained_at(scaling, BLOOM_TRAIN_LENGTH)!r}, or another length"
+        )
+    return scaling
+
+
 def find_kind(scaling: Any) -> str | None:
     """Return the kind of a scaling, such as "ntk"; None if its class has no name."""
     return next((kind for kind, known in _KINDS.items() if known is type(scaling)), None)
@@ -134,14 +197,13 @@ def find_kind(scaling: Any) -> str | None:
 def method_name(scaling: Any) -> str:
     """Return the name that `parse_method` parses to a scaling; its repr if it has no name.
 
-    The name of a dynamic scaling contains `per`, whose default differs between kinds, but not the
-    training length.
+    The name of a dynamic scaling has no training length, and no values that a name may leave out.
 
     Example:
         >>> import ntk_alibi as na
         >>> from ntk_alibi.methods import method_name
         >>> method_name(na.NTK(4.0)), method_name(na.DynamicFlatHeads(2.0))
-        ('ntk:4', 'dynamic-flat:2:query')
+        ('ntk:4', 'dynamic-flat')
     """
     if scaling is None:
         return ORIGINAL
@@ -152,23 +214,24 @@ def method_name(scaling: Any) -> str:
     words = [_word(values[name]) for name in parameter_names(kind)]
     if values.get("share") != getattr(type(scaling), "share", None):  # the default
         words.append(_word(values["share"]))
-    if "per" in values:
-        words.append(values["per"])
+    elif parameter_names(kind) == ("rate",) and values["rate"] == _recommended(kind, "rate"):
+        words = []
+    if values.get("per") == "sequence":
+        words.append("sequence")
     if values["layers"] is not None:
         words.append(f"layers={'+'.join(map(str, values['layers']))}")
     return ":".join([kind, *words])
 
 
 def kind_spelling(kind: str) -> str:
-    """Return how methods of a kind are spelled, such as "knee:START:FACTOR"."""
-    return ":".join([kind, *map(str.upper, parameter_names(kind))])
+    """Return how methods of a kind are spelled: "ntk:FACTOR" or "dynamic-ntk[:RATE]"."""
+    words = "".join(f":{name.upper()}" for name in parameter_names(kind))
+    required = kind in STATIC and "start" not in parameter_names(kind)
+    return f"{kind}{words}" if required else f"{kind}[{words}]"
 
 
 def parameter_names(kind: str) -> tuple[str, ...]:
-    """Return the names of the parameters that a kind needs, in the order of a method's name.
-
-    "original" and words that are no kind need none.
-    """
+    """Return a kind's parameters, in the order of a method's name; of other words none."""
     if kind not in _KINDS:
         return ()
     return tuple(f.name for f in fields(_KINDS[kind]) if f.name not in OPTIONAL)
@@ -187,37 +250,63 @@ def find_train_length(config: Any) -> int | None:
     return None
 
 
-def find_misspelled_settings(
-    config: Any, names: Collection[str], known: Collection[str]
-) -> list[str]:
-    """Return the attributes of a config that look like misspelled settings of this package.
+def read_entry(config: Any) -> dict[str, Any] | None:
+    """Return the arguments of `patch` in a configuration, or None without an entry.
 
-    Args:
-        config: the config of a model; attributes that are None do not count.
-        names: the names of settings.
-        known: correct names, whether this package reads them or not.
+    Raises:
+        TypeError: the entry is no dict.
+        ValueError: it has a key that `patch` does not know.
     """
-    return [
-        name
-        for name, value in vars(config).items()
-        if value is not None
-        and name not in known
-        and (name.startswith("alibi_") or _names.find_closest(name, names, similarity=0.8))
-    ]
+    entry = getattr(config, ENTRY, None)
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping):
+        raise TypeError(
+            f"config.{ENTRY} must be a dict such as {{'method': 'ntk:4', 'window': 4096}}, got "
+            f"{_checks.briefly(entry)}"
+        )
+    for key in entry:
+        if key not in KEYS:
+            raise ValueError(
+                f"config.{ENTRY} must have no keys but {', '.join(KEYS)}, got {key!r}"
+                f"{_names.did_you_mean(str(key), KEYS)}"
+            )
+    return dict(entry)
 
 
-def _parse_parameters(name: str, kind: str, words: Sequence[str]) -> list[float]:
-    """Return the parameters in a method's name, such as 4 in "ntk:4"."""
-    count = len(parameter_names(kind))
-    try:
-        if 0 < count <= len(words):
-            return [_number(word) for word in words[:count]]
-    except ValueError:
-        pass
+def _parse_parameters(
+    name: str, kind: str, words: Sequence[str], train_length: int | None
+) -> tuple[dict[str, float], list[str]]:
+    """Return the parameters in a method's name, such as 4 in "ntk:4", and the words behind them."""
+    wanted = parameter_names(kind)
+    found: dict[str, float] = {}
+    for parameter, word in zip(wanted, words, strict=False):
+        try:
+            found[parameter] = _number(word)
+        except ValueError:
+            break
+    values: dict[str, Any] = {x: found.get(x, _recommended(kind, x)) for x in wanted}
+    if "start" in wanted and not found:
+        if train_length is None:
+            raise ValueError(
+                f"start in {name!r} must be given where the training length is unknown, such as "
+                f"{kind}:1024"
+            )
+        values["start"] = train_length // 2
+    if wanted and None not in values.values():
+        return values, list(words[len(found) :])
     known = ", ".join(map(kind_spelling, _KINDS))
     near = _names.find_closest(kind, _KINDS, similarity=0.6)
     advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
-    raise ValueError(f"method must be original or one of {known}, got {name!r}{advice}")
+    raise ValueError(
+        f"method must be original or one of {known}, got {_checks.briefly(name)}{advice}"
+    )
+
+
+def _recommended(kind: str, parameter: str) -> float | None:
+    """Return the value of a parameter that a name may leave out, or None."""
+    default = getattr(_KINDS[kind], parameter, None)
+    return _RECOMMENDED_VALUES.get((kind, parameter), default)
 
 
 def _number(word: str) -> float:
@@ -229,11 +318,15 @@ def _word(number: float) -> str:
     return repr(number).removesuffix(".0")
 
 
+def _log_n_words(words: Sequence[str]) -> list[str]:
+    return [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
+
+
 def _take_log_n(
     name: str, words: list[str], train_length: int | None
 ) -> tuple[list[str], LogN | None]:
     """Return the words of a method's name without its log-n factor, and the factor."""
-    found = [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
+    found = _log_n_words(words)
     if not found:
         return words, None
     if len(found) > 1:
@@ -270,7 +363,7 @@ def _parse_options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
         option = "layers" if word.startswith("layers=") else option
         if option not in free or (option == "share" and word[:1].isalpha()):
             known = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
-            dynamic = "; only a dynamic method takes it, such as dynamic-ntk:2:query"
+            dynamic = "; only a dynamic method takes it, such as dynamic-ntk"
             raise ValueError(
                 f"an option in {name!r} must be {known}, got {word!r}"
                 f"{dynamic if option == 'per' and 'per' not in options else ''}"

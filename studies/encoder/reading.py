@@ -22,11 +22,11 @@ RULES = {
     rule.spelling: rule
     for rule in (
         Rule("original"),
-        Rule("dynamic-interpolation:1:sequence"),
+        Rule("dynamic-interpolation:sequence"),
         Rule("ntk:FACTOR"),
-        Rule("dynamic-ntk:2:sequence"),
+        Rule("dynamic-ntk:sequence"),
         Rule("flat:FACTOR"),
-        Rule("dynamic-flat:2:sequence"),
+        Rule("dynamic-flat:sequence"),
     )
 }
 

@@ -25,12 +25,12 @@ RULES = {
     rule.spelling: rule
     for rule in (
         Rule("original"),
-        Rule("dynamic-ntk:2:query"),
-        Rule("dynamic-ntk:1:query"),
-        Rule("dynamic-flat:2:query"),
-        Rule("dynamic-knee:START:7:query"),
-        Rule("dynamic-flat:2:query:logn=0.5"),
-        Rule("dynamic-knee:START:7:query:logn=0.5"),
+        Rule("dynamic-ntk"),
+        Rule("dynamic-ntk:1"),
+        Rule("dynamic-flat"),
+        Rule("dynamic-knee:START:7"),
+        Rule("dynamic-flat:logn=0.5"),
+        Rule("dynamic-knee:START:7:logn=0.5"),
         Rule("ntk:FACTOR", growth=2),
         Rule("flat:FACTOR", growth=2),
         Rule("knee:START:FACTOR", growth=7),
@@ -39,14 +39,14 @@ RULES = {
 }
 
 #: The rule that all others are compared with.
-BASELINE = "dynamic-ntk:2:query"
+BASELINE = "dynamic-ntk"
 
 #: The rules of the multiples that only some models read; see `NanoModel.farther`.
 FARTHER_RULES = (
     BASELINE,
-    "dynamic-flat:2:query",
-    "dynamic-flat:2:query:logn=0.5",
-    "dynamic-knee:START:7:query:logn=0.5",
+    "dynamic-flat",
+    "dynamic-flat:logn=0.5",
+    "dynamic-knee:START:7:logn=0.5",
     "flat:FACTOR:logn=0.5",
 )
 

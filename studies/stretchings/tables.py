@@ -42,20 +42,20 @@ SECTIONS = (
 PLANNED = max(multiple for multiple, _ in ReadingPlan().records)
 
 #: The rule of the primary endpoint, which is compared with the baseline at this multiple.
-ENDPOINT_RULE, ENDPOINT_AT = "dynamic-flat:2:query", 4
+ENDPOINT_RULE, ENDPOINT_AT = "dynamic-flat", 4
 
 #: Curves of the figures.
 SHOWN = (
     "original",
     "ntk:FACTOR",
-    "dynamic-ntk:2:query",
-    "dynamic-flat:2:query",
-    "dynamic-knee:START:7:query",
-    "dynamic-flat:2:query:logn=0.5",
+    "dynamic-ntk",
+    "dynamic-flat",
+    "dynamic-knee:START:7",
+    "dynamic-flat:logn=0.5",
 )
 
 #: Curves of the figure over length.
-FIRST_SHOWN = ("original", "dynamic-ntk:2:query", "dynamic-flat:2:query")
+FIRST_SHOWN = ("original", "dynamic-ntk", "dynamic-flat")
 
 
 def summarise(output: Path) -> Summary:

@@ -111,7 +111,8 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], int]] = {
 #: Roundings of one entry: a sum over keys, one over queries and rows, and some functions.
 STEPS = 8 * (KEYS + BATCH * QUERIES)
 
-#: One bias of each form that kernels know, with a kind of call; in `make test` by each transform.
+#: One bias of each form that kernels know, with a kind of call; in `make test` by some transforms,
+#: each of which takes two of them.
 NAMES = [
     ("ALiBi", "plain"),
     ("ALiBi, own slopes and exempt", "RoPE, log n, a window, sinks and padding"),
@@ -125,11 +126,12 @@ PAIRS = [(CASES[bias], WAYS[kind]) for bias, kind in NAMES]
 
 def calls() -> Iterator[Any]:
     """Yield the calls of `make test`, and all others, marked as slow."""
+    turns = [(name, x) for i, name in enumerate(NAMES) for x in [*TRANSFORMS][i % 3 :: 3]]
     for name, case in CASES.items():
         for kind, way in WAYS.items():
             if way.refusal(case) is None:
                 for transform in TRANSFORMS:
-                    marks = () if (name, kind) in NAMES else pytest.mark.slow
+                    marks = () if ((name, kind), transform) in turns else pytest.mark.slow
                     yield pytest.param(
                         case, way, transform, id=f"{name}: {kind}: {transform}", marks=marks
                     )

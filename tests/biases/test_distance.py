@@ -149,18 +149,6 @@ def test_sandwich_as_concatenation_is_the_table() -> None:
     np.testing.assert_allclose(dense + offset[:, None, None], papers, rtol=0, atol=4e-6)
 
 
-def test_sandwich_as_concatenation_at_given_positions() -> None:
-    query, key, _ = inputs(1, 4, 2, 5, 9, 8)
-    bias, q, k = na.Sandwich(4, 16), np.arange(4, 9), np.arange(9)
-    plain = bias.concatenated(query, key)
-    placed = bias.concatenated(query, key, query_positions=q, key_positions=k)
-    for mine, theirs in zip(placed, plain, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    far = bias.concatenated(query, key, query_positions=q + 70, key_positions=k + 70)
-    scores = [x @ np.repeat(y, 2, axis=1).swapaxes(2, 3) for x, y, _ in (far, plain)]
-    np.testing.assert_allclose(*scores, atol=1e-5)
-
-
 def test_bialibi_is_the_reference() -> None:
     first, left, right = np.random.default_rng(2).random((3, 4))
     bias = na.BiALiBi(first, left, right)
@@ -218,22 +206,6 @@ def test_tables_are_as_long_as_what_is_seen() -> None:
     na.attention(*arrays, apart, window=30)
     with pytest.raises(ValueError, match=r"cover the distances 0 to 30 .* got 30 from 0"):
         na.attention(*arrays, apart, window=31)
-
-
-def test_constant_tables_are_kept() -> None:
-    calls = []
-
-    class Counted(na.KerplePower):
-        def over(self, *arguments: Any) -> Any:
-            calls.append(arguments)
-            return super().over(*arguments)
-
-    bias = Counted(R1, R2)
-    for keys in (900, 901, 1000, 1020):
-        table = bias.kernel_bias(Problem((1, 3, 1, keys))).table
-        seen = super(Counted, bias).over(0, keys - 1).astype("f4")
-        np.testing.assert_array_equal(table[:, :keys], seen)
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("name", SKIPPED)

@@ -13,7 +13,6 @@ import ntk_alibi as na
 from attention_checks import inputs
 from ntk_alibi.biases.alibi import ModelALiBi
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.masks import Problem
 
 #: Slopes, quotients and products are rounded once each.
 RTOL = 3 * 2.0**-24
@@ -63,30 +62,3 @@ def test_blooms_is_alibi_in_attention(scaling: Any, sides: Any) -> None:
     tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
     results = [na.attention(*tensors, bias, **options) for bias in both]
     torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
-class WithoutHash(na.NTK):
-    """A scaling that cannot be remembered."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def test_layers_with_the_same_scaling_share_a_bias() -> None:
-    rule = ModelSlopes.for_falcon(8, 64)
-    of_layer = [ModelALiBi.for_layer(rule, na.NTK(4.0, layers=[1, 2]), layer) for layer in range(4)]
-    assert of_layer[0] is of_layer[3]
-    assert of_layer[1] is of_layer[2]
-    assert of_layer[0] == ModelALiBi(rule)
-    assert of_layer[1] == ModelALiBi(rule, na.NTK(4.0))
-    assert of_layer[1] is not ModelALiBi.for_layer(rule, na.NTK(4.0), 1, "symmetric")
-    unknown = ModelALiBi.for_layer(rule, WithoutHash(4.0), 0)
-    np.testing.assert_array_equal(unknown.tensor(3, 5), of_layer[1].tensor(3, 5))
-
-
-def test_the_kernel_form_of_a_static_scaling_is_made_once() -> None:
-    rule = ModelSlopes.for_mpt(8, None)
-    first, second = (
-        ModelALiBi(rule, na.NTK(4.0)).kernel_bias(Problem((1, 8, queries, 50)))
-        for queries in (50, 1)
-    )
-    assert first is second

@@ -93,22 +93,6 @@ def test_ntk_keeps_the_steepest_divides_the_flattest_and_keeps_the_order(
     assert (scaled <= plain).all()
 
 
-@given(heads=st.integers(1, 300))
-def test_factor_one_changes_nothing(heads: int) -> None:
-    for scaling in (na.Interpolation(1.0), na.NTK(1.0)):
-        assert (na.alibi_slopes(heads, scaling) == na.alibi_slopes(heads)).all()
-
-
-def test_prefix_lengths_may_be_given() -> None:
-    scaling = na.DynamicNTK(1.0, 4, per="query")
-    slopes = na.alibi_slopes(6, scaling, lengths=[[7, 8, 9]])
-    assert (slopes == na.alibi_slopes(6, scaling, lengths=[9])[:, :, -3:]).all()
-
-
-def test_lengths_do_not_matter_to_static_scalings() -> None:
-    assert na.alibi_slopes(8, na.NTK(2.0), lengths=[5, 6]).shape == (8,)
-
-
 def test_what_comes_in_decides_what_goes_out() -> None:
     assert isinstance(na.alibi_slopes(8), np.ndarray)
     lengths = torch.tensor([10, 5000])
@@ -116,12 +100,3 @@ def test_what_comes_in_decides_what_goes_out() -> None:
     assert isinstance(slopes, torch.Tensor)
     assert slopes.dtype == torch.float32
     assert slopes.shape == (2, 8)
-
-
-def test_no_rows_give_no_slopes() -> None:
-    assert na.alibi_slopes(8, na.DynamicNTK(train_length=2048), lengths=[]).shape == (0, 8)
-    assert na.alibi_slopes(8, na.DynamicNTK(train_length=2048, per="query"), lengths=[]).shape == (
-        0,
-        8,
-        0,
-    )

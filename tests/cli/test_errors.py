@@ -30,7 +30,6 @@ RECORD = {"prompt": "line a is <5>. What is a? <", "expected_number": 5}
 def files(in_tmp: Path) -> None:
     (in_tmp / "lines.jsonl").write_text(json.dumps(RECORD))
     (in_tmp / "file").write_text("x")
-    (in_tmp / "folder.png").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -82,41 +81,18 @@ CELL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must be a JSON file: Expecting value"),
         ("{", "must be a JSON file: Expecting property name"),
         ("[" * 100000, "must be a JSON file: too many nested brackets"),
-        ("null", "it must be an object, got None"),
-        ("[]", r"it must be an object, got []"),
-        ("{}", "'train_length' is missing"),
+        ("[]", "it must be an object, got []"),
+        (json.dumps({"more": 1}), "'methods' is missing"),
+        (json.dumps(STORED | {"more": 1}), "'more' is unknown"),
         (json.dumps(STORED | {"train_length": "x"}), "train_length must be an integer, got 'x'"),
-        (json.dumps(STORED | {"methods": {}}), "perplexity must have the methods ()"),
+        (json.dumps(STORED | {"methods": ["ntk:2"]}), "perplexity must have the methods ('ntk:2'"),
         (json.dumps(STORED | {"perplexity": []}), "must hold results, got none"),
-        (json.dumps({"model": "m", "trace": []}), "got the output of `ntk-alibi tune --json`"),
-        (
-            json.dumps({k: v for k, v in STORED.items() if k != "methods"} | {"more": 1}),
-            "it must have the keys train_length, methods, retrieval, by_distance, by_depth, "
-            "perplexity, commands, records (optional), windows (optional), settings (optional); "
-            "'methods' is missing; 'more' is unknown",
-        ),
-        (
-            json.dumps(STORED | {"retrieval": [CELL | {"accuracy": 7}]}),
-            "accuracy of retrieval must",
-        ),
-        (
-            json.dumps(STORED | {"retrieval": [CELL | {"gain": "x"}]}),
-            "'retrieval' must be a list of results: ",
-        ),
-        (
-            json.dumps(STORED | {"perplexity": [{}]}),
-            "'perplexity' must be a list of results: KeyErr",
-        ),
+        (json.dumps(STORED | {"retrieval": [CELL | {"accuracy": 7}]}), "accuracy of retrieval mus"),
+        (json.dumps(STORED | {"retrieval": [CELL | {"gain": "x"}]}), "'retrieval' must be a list"),
         (json.dumps(STORED | {"by_depth": 5}), "'by_depth' must be a list of results: TypeError"),
         (json.dumps(STORED | {"commands": [5]}), "AttributeError: 'list' object has no"),
-        (
-            json.dumps(STORED | {"methods": ["ntk:2"]}),
-            "perplexity must have the methods ('ntk:2',)",
-        ),
-        (json.dumps(STORED).replace("2.7", '"x"'), "'perplexity' must be a list of results: "),
     ],
 )
 def test_from_json_refuses_what_eval_did_not_print(
@@ -130,16 +106,14 @@ def test_from_json_refuses_what_eval_did_not_print(
 
 def test_from_json_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     stored = ROOT / "docs/pictures/nano-bloom.json"
-    main(["eval", "--from-json", str(stored), "--plot", "nano.png"])
+    main(["eval", "--from-json", str(stored), "--pictures", "nano"])
     out = capsys.readouterr().out
     assert "lines: accuracy" in out
-    assert f"pictures: {Path('nano.png').resolve()}\n" in out
-    assert {path.name for path in Path().glob("*.png")} == {"folder.png", "nano.png"}
+    assert f"pictures: {Path('nano/study.png').resolve()}\n" in out
+    assert [path.name for path in Path("nano").iterdir()] == ["study.png"]
     Path("stored.json").write_text(json.dumps(STORED))
-    main(["eval", "--from-json", "stored.json", "--plot", "prose.svg"])
-    out = capsys.readouterr().out
-    assert "2.700" in out
-    assert f"pictures: {Path('prose.svg').resolve()}\n" in out
+    main(["eval", "--from-json", "stored.json"])
+    assert "2.700" in capsys.readouterr().out
 
 
 def test_a_prompt_without_room_for_an_answer_is_one_sentence(
@@ -162,7 +136,7 @@ def test_answers_are_kept_until_the_results_are_shown(
     quick = {"multiples": (1,), "line_records": 1, "topic_records": 0, "prose_windows": 0}
     monkeypatch.setattr(plan, "QUICK", quick)
     arguments = ["eval", "--quick", "--model", str(tiny_checkpoint), "--train-length", "256"]
-    arguments += ["--methods", "original"]
+    arguments += ["--methods", "original", "--pictures", "pictures"]
     with monkeypatch.context() as patched:
         patched.setattr("matplotlib.figure.Figure.savefig", full)
         assert "No space left on device" in error_of(arguments, capsys)

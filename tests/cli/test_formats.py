@@ -1,4 +1,4 @@
-"""What a study is printed as: CSV, Markdown, LaTeX and JSON, and its picture as PDF."""
+"""What a study is printed as: CSV, Markdown, LaTeX and JSON, and its picture."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def stored_study(path: Path, **changes: Any) -> str:
 def test_stored_studies_are_printed_in_a_format(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored, plot = stored_study(tmp_path / "study.json"), tmp_path / "study.pdf"
-    found = output(["eval", "--from-json", stored, "--plot", str(plot), "--format", name], capsys)
-    assert plot.read_bytes().startswith(b"%PDF")
+    stored, pictures = stored_study(tmp_path / "study.json"), tmp_path / "pictures"
+    command = ["eval", "--from-json", stored, "--pictures", str(pictures), "--format", name]
+    found = output(command, capsys)
+    assert (pictures / "study.png").read_bytes().startswith(b"\x89PNG")
     for method in summary().methods:
         assert method in found
     assert "pictures:" not in found
@@ -42,10 +43,9 @@ def test_stored_values_without_an_interval_are_null(
 ) -> None:
     nats = summary().perplexity.assign(half_width=math.nan)
     stored = stored_study(tmp_path / "study.json", perplexity=nats)
-    plot = str(tmp_path / "study.png")
-    shown = output(["eval", "--from-json", stored, "--plot", plot], capsys)
+    shown = output(["eval", "--from-json", stored], capsys)
     assert "2.700" in shown
     assert "nan" not in shown
-    again = output(["eval", "--from-json", stored, "--plot", plot, "--json"], capsys)
+    again = output(["eval", "--from-json", stored, "--json"], capsys)
     found = json.loads(again, parse_constant=pytest.fail)
     assert found == json.loads(Path(stored).read_text())

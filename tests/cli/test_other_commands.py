@@ -1,10 +1,9 @@
-"""Commands that copy notebooks, write an explorer's page, and time attention."""
+"""Commands that copy notebooks, and time attention."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 from pathlib import Path
 from runpy import run_module
@@ -59,21 +58,6 @@ def test_python_m_is_the_command(
     monkeypatch.setattr(sys, "argv", ["ntk_alibi", "slopes", "4"])
     run_module("ntk_alibi", alter_sys=True)
     assert capsys.readouterr().out == expected != ""
-
-
-@pytest.mark.parametrize("from_file", [False, True])
-def test_explore(from_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("bokeh", reason="bokeh is not installed")
-    text = ["--text", "Let there be light"]
-    if from_file:
-        (tmp_path / "prompt.txt").write_text(text[1])
-        text = [str(tmp_path / "prompt.txt")]
-    page = tmp_path / "page.html"
-    options = ["--methods", "original", "ntk:4", "--layers", "1", "--output", str(page)]
-    main(["explore", *text, *options])
-    cells = int(re.findall(r"\((\d+) cells of 1 token\)\n", capsys.readouterr().out)[0])
-    assert cells > 1
-    assert "ntk" in page.read_text("utf-8")
 
 
 def test_bench_times_every_way(

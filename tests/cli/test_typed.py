@@ -18,7 +18,7 @@ from ntk_alibi.evaluation.harness.model import StretchedLM
 
 COMMAND = [sys.executable, "-m", "ntk_alibi"]
 
-COMMANDS = [["info"], ["slopes"], ["eval"], ["tune"]]
+COMMANDS = [["info"], ["slopes"], ["eval"]]
 
 pytestmark = [pytest.mark.usefixtures("in_tmp"), pytest.mark.slow]  # needs the evaluation harness
 
@@ -41,18 +41,15 @@ def test_help_says_what_each_option_is(
         name, _, what = option.partition("  ")
         assert what.strip(), f"no help: {option}"
         unit = re.fullmatch(r".*--([a-z-]+) ([A-Z_]+)( .*)?", name)
-        if unit and unit[1] not in ("method", "section"):
+        if unit and unit[1] != "method":
             assert unit[2].lower().replace("_", "-") != unit[1], f"no unit: {option}"
 
 
-@pytest.mark.parametrize("command", [["slopes"], ["eval"], ["tune"], ["explore"]])
-def test_help_recommends_methods_per_query(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", [["slopes"], ["eval"]])
+def test_help_explains_methods(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(command, capsys)
-    assert "dynamic-ntk:2:query" in text
-    assert "query for dynamic methods, recommended" in text
-    assert not re.search(r"dynamic-ntk:[0-9.]+(?!:query)\b(?!:)", text)
+    assert "dynamic-ntk:2" in text
+    assert "sequence, as published, for dynamic methods" in text
 
 
 def test_eval_takes_lengths_and_records(
@@ -64,13 +61,12 @@ def test_eval_takes_lengths_and_records(
     lengths = json.loads(capsys.readouterr().out)
     main([*arguments, "--multiples", str(300 / 256), str(513 / 256)])
     assert json.loads(capsys.readouterr().out) == lengths
-    cells = lengths["commands"]["original"]
-    assert set(cells) == {f"{task}/{n}" for task in ("lines", "topics") for n in (300, 513)}
-    for cell, quoted in cells.items():
+    commands = lengths["commands"]["original"]
+    assert set(commands) == {"lines", "topics"}
+    for quoted in commands.values():
         command = quoted.replace('\\"', '"') if os.name == "nt" else quoted
-        assert f'"lengths": [{cell.partition("/")[2]}]' in command
-        assert '"records": 1,' in command
-        assert '"seed": 3}' in command
+        for part in ('"lengths": [300, 513]', '"records": 1,', '"seed": 3}'):
+            assert part in command
     found = {entry["multiple"] for entry in lengths["retrieval"]}
     assert sorted(round(256 * x) for x in found) == [300, 513]
 
@@ -80,8 +76,10 @@ def test_eval_takes_lengths_and_records(
     [
         [], ["bogus"], ["slopes"], ["slopes", "eight"], ["slopes", "8", "--length", "1e3"],
         ["slopes", "8", "--lenght", "3"], ["plot"], ["eval", "--methods"],
-        ["eval", "--lengths"], ["eval", "--lengths", "x"], ["tune"], ["eval", "--tasks"],
-        ["tune", "--json", "--format", "csv"], ["explore", "file.txt", "--text", "x"],
+        ["eval", "--lengths"], ["eval", "--lengths", "x"], ["eval", "--tasks", "piqa"],
+        ["eval", "--json", "--format", "csv"],
+        ["eval", "--lengths", "9", "--multiples", "1"],
+        ["eval", "--records", "1", "--line-records", "2"],
     ],
 )  # fmt: skip
 def test_wrong_words_end_with_usage(
@@ -90,15 +88,6 @@ def test_wrong_words_end_with_usage(
     error = error_of(arguments, capsys)
     assert error.startswith("usage: ntk-alibi")
     assert ": error: " in error.splitlines()[-1]
-
-
-def test_tasks_of_the_harness_are_run_by_lm_eval(capsys: pytest.CaptureFixture[str]) -> None:
-    error = error_of(["eval", "--data", "x", "--tasks", "piqa", "--methods", "ntk:4"], capsys)
-    assert error.splitlines()[-1] == (
-        "ntk-alibi eval: error: argument --tasks: a task of lm-evaluation-harness must be run by "
-        "`ntk-alibi lm-eval --model ntk_alibi --model_args pretrained=DIR,method=ntk:4 "
-        "--tasks piqa`, once for each method"
-    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["info"]])  # argparse prints, and we do
@@ -160,6 +149,6 @@ def completions(line: str) -> list[str]:
 
 
 def test_completion() -> None:
-    assert {"info", "slopes", "eval", "tune"} <= set(completions("ntk-alibi "))
+    assert {"info", "slopes", "eval"} <= set(completions("ntk-alibi "))
     assert "--lengths" in completions("ntk-alibi eval --le")
-    assert completions("ntk-alibi eval --methods dynamic-n") == ["dynamic-ntk:"]
+    assert completions("ntk-alibi eval --methods dynamic-n") == ["dynamic-ntk", "dynamic-ntk:"]

@@ -1,4 +1,4 @@
-"""What `eval` and `tune` say of a model that does not know the task, such as a random BLOOM."""
+"""What `eval` says of a model that does not know the task, such as a random BLOOM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_eval_says_so_and_stretches_nothing(output: tuple[str, str]) -> None:
     (sentence,) = re.findall("^.*no method .*$", out, re.MULTILINE)
     assert sentence.startswith("The model answers 0 %")
     assert AT_ITS_OWN in sentence
-    for promise in ("to stretch it", "patch(", "--model MODEL", "to measure your model"):
+    for promise in ("to stretch it", "patch("):
         assert promise not in out
     assert "ntk-alibi: warning: the model answers 0 %" in error  # before the longer records
     assert AT_ITS_OWN in error
@@ -80,12 +80,12 @@ def test_the_probe_costs_no_second_reading(
     assert counted == 4 + 5  # questions about lines and topics
 
 
-def test_quick_and_demo_probe_their_own_lengths(
+def test_longer_records_alone_are_probed_at_the_training_length(
     tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = {"multiples": (2, 4), "line_records": (1, 2), "topic_records": 0, "prose_windows": 0}
-    monkeypatch.setattr(plan, "DEMO", few)
-    main(["eval", "--demo", "--model", str(tiny_checkpoint), *SMALL])
+    few = {"multiples": (2, 4), "line_records": 1, "topic_records": 0, "prose_windows": 0}
+    monkeypatch.setattr(plan, "QUICK", few)
+    main(["eval", "--quick", "--model", str(tiny_checkpoint), *SMALL])
     out, error = capsys.readouterr()
     assert AT_ITS_OWN in error  # which the study itself does not read
     assert "The model answers 0 %" in out
@@ -99,16 +99,3 @@ def test_prose_alone_asks_nothing(
     out, error = capsys.readouterr()
     assert "answers" not in out
     assert "warning" not in error
-
-
-def test_tune_says_so(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--records", "2", "--windows", "2", "--methods", "ntk:2", "--train-length", "256"]
-    main(["tune", "--model", str(tiny_checkpoint), "--length", "512", *few])
-    out, error = capsys.readouterr()
-    assert "ntk-alibi: warning: the model answers 0 %" in error
-    assert AT_ITS_OWN in error
-    (sentence,) = re.findall("^.*no method .*$", out, re.MULTILINE)
-    assert sentence.startswith("The model answers at most 0 %")
-    assert "ntk-alibi lm-eval --model ntk_alibi" in out
-    assert "keep the original" not in out
-    assert "\nuse " not in out

@@ -94,7 +94,7 @@ def test_a_folder_says_what_it_is(model: Any, tmp_path: Path) -> None:
 def test_none_is_the_patch_in_force(model: Any, tmp_path: Path) -> None:
     with na.patch(model, na.Interpolation(2.0)):
         na.export(model, tmp_path / "a.leaf")
-        with pytest.raises(ValueError, match="scaling must be None for a model that is patched"):
+        with pytest.raises(ValueError, match="method must be None for a model that is patched"):
             na.export(model, tmp_path / "b.leaf", "ntk:4")
     na.export(model, tmp_path / "c.leaf")
     assert (tmp_path / "a.leaf").read_text() == "Interpolation(factor=2.0)"
@@ -102,17 +102,14 @@ def test_none_is_the_patch_in_force(model: Any, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a.leaf", "c.leaf"]
 
 
-def test_a_configured_model_has_its_own_scaling_in_force(tmp_path: Path) -> None:
-    import transformers
-
-    make_model("bloom", layers=1).save_pretrained(tmp_path / "checkpoint")
-    configured = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "checkpoint", attn_implementation="ntk_alibi", alibi_scaling="ntk:3"
-    )
-    na.export(configured, tmp_path / "a.leaf")
+def test_a_configuration_is_followed(model: Any, tmp_path: Path) -> None:
+    model.config.ntk_alibi = {"method": "ntk:3"}
+    na.export(model, tmp_path / "a.leaf")
+    na.export(model, tmp_path / "b.leaf", "original")
     assert (tmp_path / "a.leaf").read_text() == "NTK(factor=3.0)"
-    with pytest.raises(ValueError, match="attn_implementation='ntk_alibi'"):
-        na.export(configured, tmp_path / "b.leaf", "ntk:4")
+    assert (tmp_path / "b.leaf").read_text() == "None"
+    assert na.patched(model) == []
+    del model.config.ntk_alibi
 
 
 @pytest.mark.parametrize("name", ["leaf", "tree"])
@@ -206,7 +203,7 @@ def test_wrong_arguments_are_refused_by_name(model: Any, tmp_path: Path) -> None
         ((model, leaf), {"overwrite": 1}, TypeError, "overwrite must be"),
         ((model, leaf), {"progress": True}, TypeError, "progress must be a function of a line"),
         ((model, leaf, "nkt:4"), {}, ValueError, "method must be original or one of"),
-        ((model, leaf, na.NTK), {}, TypeError, "scaling must be None or an object"),
+        ((model, leaf, na.NTK), {}, TypeError, "method must be None or an object"),
         (("a folder", leaf), {}, TypeError, "model must be a torch.nn.Module"),
         ((torch.nn.Linear(2, 2), leaf), {}, ValueError, "model must hold one decoder"),
         ((torch.nn.ModuleList([model, make_model("bloom")]), leaf), {}, ValueError, "one decoder"),

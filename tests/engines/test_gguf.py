@@ -190,7 +190,7 @@ def test_a_tokenizer_that_adds_bos_does_so_in_the_file(bloom: Any, tmp_path: Pat
 def test_other_slopes_are_refused_with_the_nearest(
     scaling: str, nearest: str, bloom: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="scaling must have the slopes of one max_alibi") as error:
+    with pytest.raises(ValueError, match="method must have the slopes of one max_alibi") as error:
         na.export(bloom, tmp_path / "a.gguf", scaling, tokenizer=tokenizer)
     assert str(error.value).endswith(f"the nearest that has them is {nearest}")
     assert os.listdir(tmp_path) == []
@@ -207,8 +207,8 @@ def test_what_a_file_cannot_say_is_refused(bloom: Any, tokenizer: Any, tmp_path:
     refused("model must be of BLOOM or MPT for format 'gguf', got a Falcon", make_model("falcon"))
     refused("model must have a language model head", bloom.transformer)
     refused("cache must be True for format 'gguf'", cache=False)
-    refused("log_n must be None for format 'gguf'", scaling="max-bias:2:logn=0.5")
-    refused("scaling must be no bias", scaling=na.ALiBi(8))
+    refused("log_n must be None for format 'gguf'", method="max-bias:2:logn=0.5")
+    refused("method must be no bias", method=na.ALiBi(8))
     with na.patch(bloom, window=16):
         refused("window, sink and causal_block must not be given for format 'gguf'")
     residual = make_model("bloom", apply_residual_connection_post_layernorm=True, vocab_size=640)

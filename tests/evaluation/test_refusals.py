@@ -1,8 +1,8 @@
-"""Plans, records, models and answers that are refused, and their errors."""
+"""Plans, records, models and answers that are refused, before a model is loaded."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 
 import ntk_alibi as na
 from ntk_alibi.evaluation import score_lines, score_topics
-from ntk_alibi.evaluation.comparing import length_study, tuning
+from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import Plan
-from ntk_alibi.evaluation.comparing.tuning import Search
 from ntk_alibi.evaluation.harness import datasets
 from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import load
@@ -21,143 +20,121 @@ from ntk_alibi.models.checked_loader import WholeCausalLM
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
 
-PLAN = Plan(256, ("ntk:2",), (1,), line_records=1, topic_records=0, prose_windows=0)
-
 
 def plan(**options: Any) -> Plan:
     return Plan(**{"train_length": 2048, **options})
 
 
-WRONG_VALUES = [
-    (lambda: plan(train_length=0), "train_length must be between 1"),
-    (lambda: plan(methods=()), r"methods must hold at least one, got \(\)"),
-    (lambda: plan(methods="ntk:2"), "methods must hold at least one, got 'ntk:2'"),
-    (lambda: plan(methods=("nkt:2",)), "method must be original or one of"),
-    (lambda: plan(multiples=()), "multiples must hold at least one"),
-    (lambda: plan(multiples=(0.0,)), "multiples must be a finite number > 0"),
-    (lambda: plan(line_records=-1), "line_records must be between 0"),
-    (
-        lambda: plan(multiples=(1, 2), line_records=(1,)),
-        r"line_records must be a number, or one for each of the 2 lengths, got \(1,\)",
-    ),
-    (lambda: plan(multiples=(1, 2), topic_records=(1, 0)), "topic_records must be between 1"),
-    (lambda: plan(line_questions=0), "line_questions must be between 1"),
-    (lambda: plan(seed=-1), "seed must be between 0"),
-    (
-        lambda: Plan(2048, line_records=0, topic_records=0, prose_windows=0),
-        "line_records, topic_records, .* or prose_windows must be at least 1, got 0",
-    ),
-    (
-        lambda: replace(PLAN, multiples=(1000000.0,)),
-        "multiples of the training length 256 must be between 0 and 4194",
-    ),
-    (
-        lambda: replace(PLAN, line_records=10**6),
-        "line_records must have at most 134217728 tokens in all lengths",
-    ),
-    (
-        lambda: replace(PLAN, prose_windows=10**6),
-        "prose_windows must have at most 134217728 tokens",
-    ),
-    (lambda: plan(lengths=()), r"lengths must hold at least one, got \(\)"),
-    (lambda: plan(lengths=(0,)), "lengths must be between 1 and 4194304, got 0"),
-    (lambda: plan(lengths=(5_000_000,)), "lengths must be between 1 and 4194304"),
-    (lambda: Search(999999999, 64), "length must be between 1 and 4194304"),
-    (lambda: Search(4096, 0), "train_length must be between 1"),
-    (lambda: Search(4096, 64, budget=1), "budget must be between 2"),
-    (lambda: Search(4096, 64, ("yarn:2",)), "method must be original or one of"),
-    (lambda: Search(4096, 64, ("ntk:2",), budget=3), "budget must not be given with methods"),
-    (lambda: Search(4096, 64, records=0), "records must be between 1"),
-    (lambda: Search(4096, 64, windows=10**6), "windows must have at most 134217728 tokens"),
-    (lambda: Search(4096, 64, seed=-1), "seed must be between 0"),
-    (lambda: datasets.retrieval("riddles"), "kind must be one of"),
-    (lambda: datasets.retrieval("lines", [10]), "length must hold a record of lines"),
-    (lambda: datasets.retrieval("lines", [0]), "lengths must be between 1"),
-    (lambda: datasets.retrieval("lines", records=0), "records must be between 1"),
-    (lambda: datasets.retrieval("passkey", [9], questions=1), "must hold a record of passkey"),
-    (lambda: datasets.sliding_prose(context=1), "context must be between 2"),
-    (lambda: datasets.retrieval("lines", []), "lengths must hold at least one length"),
-    (lambda: datasets.retrieval("lines", seed=-1), "seed must be between 0"),
-    (lambda: datasets.prose(windows=0), "windows must be between 1"),
-    (lambda: datasets.prose(stride=0), "stride must be between 1"),
-    (lambda: datasets.prose(context=-1), "context must be between 0"),
-    (lambda: datasets.prose([64], bins=64), "bins must be between 1 and 63"),
-    (lambda: datasets.prose([1]), "lengths must be between 2"),
-    (lambda: datasets.prose(text="/dev/null"), "/dev/null must hold at least one case"),
-    (lambda: StretchedLM(method="yarn:2"), "method must be original or one of"),
-    (lambda: StretchedLM(attention="flash"), "attention must be one of 'fused', 'eager', 'tra"),
-    (lambda: StretchedLM(train_length=0), "train_length must be between 1"),
-    (lambda: StretchedLM(truncation="right"), "truncation must be one of 'middle', 'l"),
-    (lambda: StretchedLM(max_length=1), "max_length must be between 2"),
-    (lambda: StretchedLM(batch_size="auto"), "max_length must be given with batch_siz"),
-    (lambda: StretchedLM(batch_size=0), "batch_size must be between 1"),
-    (lambda: StretchedLM(batch_size="-1"), "batch_size must be between 1"),
-    (lambda: StretchedLM(method="ntk"), "method must be original or one of .*did you mean ntk:FA"),
-    (
-        lambda: StretchedLM(methods="ntk:4"),
-        r"model_args must .* got 'methods': did you mean method\?",
-    ),
-    (
-        lambda: StretchedLM(scaling="ntk", factor=4),
-        "model_args must .* got 'scaling': method names both, such as method=ntk:4",
-    ),
-    (lambda: StretchedLM(torch.nn.Linear(1, 1), fast=1), "model_args must .*, got 'fast'$"),
-    (lambda: StretchedLM(dtype="x"), "must be a whole checkpoint .*AttributeError"),
-    (lambda: score_topics("x", []), "topics must hold at least the expected topic, go"),
+def lines(**options: Any) -> Any:
+    return datasets.retrieval("lines", **options)
+
+
+Row = tuple[Callable[..., Any], str, dict[str, Any]]
+
+#: A function, the first word of its error, and arguments of which one is wrong.
+WRONG_VALUES: list[Row] = [
+    (plan, "train_length", {"train_length": 0}),
+    (plan, "methods", {"methods": ()}),
+    (plan, "methods", {"methods": "ntk:2"}),
+    (plan, "method", {"methods": ("nkt:2",)}),
+    (plan, "multiples", {"multiples": (0.0,)}),
+    (plan, "multiples", {"multiples": (1000000.0,)}),
+    (plan, "line_records", {"line_records": -1}),
+    (plan, "line_records", {"line_records": 10**6}),
+    (plan, "line_questions", {"line_questions": 0}),
+    (plan, "prose_windows", {"prose_windows": 10**6}),
+    (plan, "line_records,", {"line_records": 0, "topic_records": 0, "prose_windows": 0}),
+    (plan, "seed", {"seed": -1}),
+    (plan, "lengths", {"lengths": ()}),
+    (plan, "lengths", {"lengths": (5_000_000,)}),
+    (datasets.retrieval, "kind", {"kind": "riddles"}),
+    (lines, "length", {"lengths": [10]}),
+    (lines, "lengths", {"lengths": [0]}),
+    (lines, "lengths", {"lengths": []}),
+    (lines, "records", {"records": 0}),
+    (lines, "seed", {"seed": -1}),
+    (datasets.retrieval, "length", {"kind": "passkey", "lengths": [9], "questions": 1}),
+    (datasets.sliding_prose, "context", {"context": 1}),
+    (datasets.prose, "windows", {"windows": 0}),
+    (datasets.prose, "stride", {"stride": 0}),
+    (datasets.prose, "context", {"context": -1}),
+    (datasets.prose, "bins", {"lengths": [64], "bins": 64}),
+    (datasets.prose, "lengths", {"lengths": [1]}),
+    (datasets.prose, "/dev/null", {"text": "/dev/null"}),
+    (StretchedLM, "method", {"method": "yarn:2"}),
+    (StretchedLM, "attention", {"attention": "flash"}),
+    (StretchedLM, "train_length", {"train_length": 0}),
+    (StretchedLM, "truncation", {"truncation": "right"}),
+    (StretchedLM, "max_length", {"max_length": 1}),
+    (StretchedLM, "max_length", {"batch_size": "auto"}),
+    (StretchedLM, "batch_size", {"batch_size": "-1"}),
+    (StretchedLM, "model_args", {"methods": "ntk:4"}),
+    (StretchedLM, "model_args", {"scaling": "ntk", "factor": 4}),
+    (StretchedLM, "model_args", {"pretrained": torch.nn.Linear(1, 1), "fast": 1}),
+    (score_topics, "topics", {"prediction": "x", "topics": []}),
 ]
 
-WRONG_TYPES = [
-    (lambda: plan(multiples=("1",)), "multiples must be a number"),
-    (lambda: plan(prose_windows=1.5), "prose_windows must be an integer"),
-    (lambda: datasets.retrieval("lines", seed="x"), "seed must be an integer, got 'x'"),
-    (lambda: datasets.retrieval("lines", tokenizer=5), "tokenizer must be a name, .*got 5"),
-    (lambda: datasets.prose(text=5), "text must be the path of a file, got 5"),
-    (lambda: StretchedLM(share_prefixes=1), "share_prefixes must be True or False, got 1"),
-    (lambda: StretchedLM(batch_size="x"), "batch_size must be an integer, got 'x'"),
-    (lambda: StretchedLM(batch_size=2.5), "batch_size must be an integer, got 2.5"),
-    (lambda: StretchedLM(method=5), "a method must be a name such as 'ntk:4', .* got 5"),
-    (lambda: StretchedLM(pretrained=5), "pretrained must be a folder, a name or a mode"),
-    (lambda: score_lines(5, 5), "prediction must be a string and"),
-    (lambda: score_lines("5", "5"), "prediction must be a string and"),
-    (lambda: score_topics("x", "x"), "prediction must be a string and"),
-    (lambda: score_topics(None, ["x"]), "prediction must be a string and"),
+WRONG_TYPES: list[Row] = [
+    (plan, "line_records", {"line_records": (1, 2)}),
+    (plan, "multiples", {"multiples": ("1",)}),
+    (plan, "prose_windows", {"prose_windows": 1.5}),
+    (lines, "seed", {"seed": "x"}),
+    (lines, "tokenizer", {"tokenizer": 5}),
+    (datasets.prose, "text", {"text": 5}),
+    (StretchedLM, "share_prefixes", {"share_prefixes": 1}),
+    (StretchedLM, "batch_size", {"batch_size": "x"}),
+    (StretchedLM, "pretrained", {"pretrained": 5}),
+    (score_lines, "prediction", {"prediction": 5, "expected": 5}),
+    (score_lines, "prediction", {"prediction": "5", "expected": "5"}),
+    (score_topics, "prediction", {"prediction": "x", "topics": "x"}),
 ]
 
-ROWS = [(call, ValueError, message) for call, message in WRONG_VALUES]
-ROWS += [(call, TypeError, message) for call, message in WRONG_TYPES]
-
-#: Changes of the arguments of a study, or of a search where they hold "wanted".
-OF_STUDIES = [
-    ({"path": 3}, TypeError, "path must be a folder, got 3"),
-    ({"plan": 3}, TypeError, "plan must be a Plan, got 3"),
-    ({"plan": Plan}, TypeError, r"plan must be a Plan, got <class .*\.Plan.>"),
-    ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got None"),
-    ({"tokenizer": "model"}, TypeError, "tokenizer must be the model's tokenizer, got 'model'"),
-    ({"model": "nano-bloom"}, TypeError, "model must be a decoder that .*, got 'nano-bloom"),
-    ({"path": "file"}, ValueError, "path must be a folder that can be written, got 'file'"),
-    ({"wanted": 3}, TypeError, "wanted must be a Search, got 3"),
-    ({"wanted": Search(4096, 64), "model": 3}, TypeError, "model must be a decoder that .*, got 3"),
-]
+ROWS = [(ValueError, *row) for row in WRONG_VALUES] + [(TypeError, *row) for row in WRONG_TYPES]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), ROWS)
-def test_mistakes_are_named(
-    call: Any, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, dtype: Any, **__: Any) -> None:
-        pytest.fail(f"a model was loaded as {dtype}")
-
-    if "checkpoint" not in message:
-        monkeypatch.setattr(WholeCausalLM, "from_pretrained", fail)
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize(("change", "error", "message"), OF_STUDIES)
-def test_wrong_arguments_of_a_study_are_named_before_any_work(
-    change: dict[str, Any],
+@pytest.mark.parametrize(("error", "function", "word", "options"), ROWS)
+def test_an_error_begins_with_the_argument_in_one_line(
     error: type[Exception],
-    message: str,
+    function: Callable[..., Any],
+    word: str,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WholeCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(error) as raised:
+        function(**options)
+    message = str(raised.value)
+    assert message.startswith(f"{word} ")
+    assert "must" in message
+    assert "\n" not in message
+
+
+def test_misspelt_arguments_of_a_model_are_told_the_right_one() -> None:
+    for options, advice in (
+        ({"methods": "ntk:4"}, "did you mean method?"),
+        ({"scaling": "ntk"}, "method names both, such as method=ntk:4"),
+    ):
+        with pytest.raises(ValueError, match="model_args must") as raised:
+            StretchedLM(**options)
+        assert str(raised.value).endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("path", 3, TypeError),
+        ("path", "file", ValueError),
+        ("plan", 3, TypeError),
+        ("plan", Plan, TypeError),
+        ("tokenizer", None, TypeError),
+        ("tokenizer", "the model", TypeError),
+        ("model", "nano-bloom", TypeError),
+    ],
+)
+def test_wrong_arguments_of_a_study_are_named_before_any_work(
+    name: str,
+    value: Any,
+    error: type[Exception],
     tiny_checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,18 +142,8 @@ def test_wrong_arguments_of_a_study_are_named_before_any_work(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     model, tokenizer, _ = load(tiny_checkpoint)
-    given: Any = {"model": model, "tokenizer": tokenizer, "path": tmp_path, **change}
-    if "wanted" not in change:
-        given = {"plan": PLAN, **given}
-    with pytest.raises(error, match=message):
-        (tuning.search if "wanted" in change else length_study.evaluate)(**given)
+    given: Any = {"model": model, "tokenizer": tokenizer, "plan": plan(), "path": tmp_path}
+    given[name] = model if value == "the model" else value
+    with pytest.raises(error, match=f"^{name} must"):
+        length_study.evaluate(**given)
     assert not na.patched(model)
-
-
-def test_swapped_arguments_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    model, tokenizer, _ = load(tiny_checkpoint)
-    swapped: Any = (tokenizer, model)
-    with pytest.raises(TypeError, match=r"model must be a decoder that na\.patch takes, got"):
-        length_study.evaluate(*swapped, PLAN, tmp_path)
-    with pytest.raises(TypeError, match=r"tokenizer must be .*, got a BloomForCausalLM$"):
-        length_study.evaluate(model, swapped[1], PLAN, tmp_path)

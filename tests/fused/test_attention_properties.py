@@ -1,184 +1,117 @@
-"""Random calls of attention on every instruction set: the reference, and relations of calls."""
+"""Calls that the fuzzer draws: the reference judges its oracle, and bits are always the same.
+
+`tests/test_fuzz.py` compares the kernels with the oracle on every instruction set.
+"""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fuzz.bounds import Bounds
+from fuzz.draw import Draw
+from fuzz.drawn.calls import Call, Wishes, drawn_call
+from fuzz.gradient_bounds import GradientBounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_calls import Call, calls
 from attention_checks import (
-    UNIT,
     check,
-    check_against,
     each_isa,
     each_number_of_threads,
-    expected,
     inputs,
     masked_bias,
     random,
 )
-from ntk_alibi._backends import readable
+from ntk_alibi.biases import BiasObject, KernelBias
 
-#: Kinds of positions that include positions of the queries.
-PLACED = ("unsorted", "repeats", "far", "queries only")
-
-
-def bounds(call: Call) -> Any:
-    scale, tolerance = (call.options[name] for name in ("scale", "skip_tolerance"))
-    return expected(call.query, call.key, call.value, call.dense_bias, scale, tolerance)
+SEEDS = st.integers(0, 2**32)
 
 
-def assert_near(first: Any, second: Any, *allowed: Any) -> None:
-    """Check that two results differ by at most the sums of their bounds."""
-    outputs, logs = zip(*(map(np.float64, result) for result in (first, second)), strict=True)
-    assert (np.abs(outputs[0] - outputs[1]) <= sum(a.output_error for a in allowed)).all()
-    none = np.isneginf(logs[0])
-    assert (np.isneginf(logs[1]) == none).all()
-    error = np.abs(logs[0][~none] - logs[1][~none])
-    assert (error <= sum(a.logsumexp_error for a in allowed)[~none]).all()
+def drawn(seed: int, **wishes: Any) -> Call:
+    return drawn_call(Draw("properties", seed), Wishes(wide=False, dropout=True, **wishes))
 
 
-@given(call=calls())
-@settings(max_examples=2 * settings.default.max_examples)
-def test_any_call_is_the_reference(call: Call) -> None:
-    what = bounds(call)
-    before = [x.tobytes() for x in (call.query, call.key, call.value)]
+@given(seed=SEEDS)
+def test_the_reference_sees_the_pairs_of_the_fuzzers_oracle(seed: int) -> None:
+    pairs = drawn(seed, cheaper=20.0).places.pairs
+    ids = {}
+    if pairs.segment_ids is not None:
+        ids = dict(zip(("query_segment_ids", "segment_ids"), pairs.segment_ids, strict=True))
+    seen = na.reference.visible(pairs.queries, pairs.keys, pairs.real, **vars(pairs.rule), **ids)
+    seen = seen[:, None] if pairs.mask is None else seen[:, None] & pairs.mask
+    np.testing.assert_array_equal(np.broadcast_to(seen, pairs.seen.shape), pairs.seen)
+
+
+@given(seed=SEEDS)
+def test_the_fuzzers_oracle_is_the_reference(seed: int) -> None:
+    """Rotations are in `tests/positions/test_rotary.py`; here their scores are part of the bias."""
+    draw = Draw("oracle", seed)
+    call = drawn(seed, poison=False, cheaper=3.0)
+    bounds, (query, key, value) = Bounds(call), call.exact
+    plain = call.rotation is None
+    arrays = (call.factor * query if plain else 0.0 * query), key, value
+    bias = bounds.bias if plain else bounds.bias + call.products.values
+    dropped = {name: x for name, x in call.options.items() if name in ("dropout", "seed")}
+    output, log = na.reference.attention(*arrays, bias, 1.0, **dropped)
+    size = np.abs(value).max(initial=1.0)
+    np.testing.assert_allclose(output, bounds.output.exact, rtol=1e-9, atol=1e-9 * size)
+    np.testing.assert_allclose(log, bounds.logsumexp.exact, rtol=1e-9, atol=1e-9)
+    do, dl = draw.normal(*output.shape), draw.normal(*log.shape)
+    of = GradientBounds(bounds, do, dl)
+    found = na.reference.attention_gradients(*arrays, bias, do, dl, 1.0, **dropped)
+    of_scores = found[3] * np.ones_like(of.of_scores)
+    size = np.abs(of_scores).max(initial=1.0)
+    np.testing.assert_allclose(of_scores, of.of_scores, rtol=1e-9, atol=1e-9 * size)
+
+
+@given(seed=SEEDS, threads=st.integers(2, 5))
+def test_the_same_bits_for_any_threads_and_strides(seed: int, threads: int) -> None:
+    call = drawn(seed)
+    plain = replace(call, arrays=tuple(map(contiguous, call.arrays)))
     for _ in each_isa():
-        output, logsumexp, stats = call.run(return_stats=True)
-        assert output.dtype == call.query.dtype
-        assert output.flags.c_contiguous
-        check_against(what, (output, logsumexp))
-        assert (stats.visited <= stats.visible).all()
-    assert [x.tobytes() for x in (call.query, call.key, call.value)] == before
+        results = [
+            bits(x.attend(return_logsumexp=True))
+            for _ in each_number_of_threads(1, threads)
+            for x in (call, plain)
+        ]
+        assert results.count(results[0]) == 4
 
 
-@given(call=calls(), threads=st.integers(1, 5))
-def test_the_same_bits_for_any_threads_and_strides(call: Call, threads: int) -> None:
-    plain = replace(call, **{x: np.array(getattr(call, x)) for x in ("query", "key", "value")})
+@given(seed=SEEDS, threads=st.integers(2, 5))
+@settings(max_examples=settings.default.max_examples // 4)
+def test_gradients_have_the_same_bits_for_any_threads(seed: int, threads: int) -> None:
+    call = drawn(seed, learned=True, poison=False, cheaper=3.0)
+    sources = [x.detach().requires_grad_() for x in call.arrays]
+    learned = [x.tensor for x in call.bias.parameters]
     for _ in each_isa():
-        one, several = ((call.run(), plain.run()) for _ in each_number_of_threads(1, threads))
-        for other in several:
-            for mine, theirs in zip(one[0], other, strict=True):
-                np.testing.assert_array_equal(mine, theirs)
+        one, other = (
+            bits(torch.autograd.grad(
+                replace(call, arrays=tuple(sources)).attend().float().square().sum(),
+                [*sources, *learned], materialize_grads=True,
+            ))
+            for _ in each_number_of_threads(1, threads)
+        )  # fmt: skip
+        assert one == other
 
 
-@given(
-    call=calls(dtypes=("float32", "float16"), layouts=("plain", "fused", "transposed", "spread"))
-)
-def test_tensors_of_any_strides_give_the_same_bits(call: Call) -> None:
-    arrays = (call.query, call.key, call.value)
-    tensors = dict(zip(("query", "key", "value"), map(torch.from_numpy, arrays), strict=True))
-    results = replace(call, **tensors).run()
-    for mine, theirs in zip(results, call.run(), strict=True):
-        assert isinstance(mine, torch.Tensor)
-        assert mine.is_contiguous()
-        np.testing.assert_array_equal(mine.numpy(), theirs)
+def contiguous(x: Any) -> Any:
+    return x.contiguous() if torch.is_tensor(x) else np.array(x)
 
 
-@given(call=calls(dtypes=("float32",), standing=PLACED), seed=st.integers(0, 99))
-def test_the_order_of_keys_changes_nothing_beyond_rounding(call: Call, seed: int) -> None:
-    keys = call.key.shape[2]
-    order = np.random.default_rng(seed).permutation(keys)
-    options = dict(call.options)
-    options["key_positions"] = options.get("key_positions", np.arange(keys))[..., order]
-    if "key_padding_mask" in options:
-        options["key_padding_mask"] = options["key_padding_mask"][:, order]
-    bias = call.bias
-    if isinstance(bias, np.ndarray) and bias.ndim and bias.shape[-1] > 1:
-        bias = bias[..., order]
-    key, value = (x[:, :, order] for x in (call.key, call.value))
-    other = replace(call, key=key, value=value, bias=bias, options=options)
-    what = bounds(call)
-    for _ in each_isa():
-        assert_near(call.run(), other.run(), what, what)
+def bits(results: Any) -> list[bytes]:
+    return [
+        (x.detach().view(torch.uint8).numpy() if torch.is_tensor(x) else x).tobytes()
+        for x in results
+    ]
 
 
-@given(
-    call=calls(dtypes=("float32",), standing=PLACED, counting=False),
-    cuts=st.lists(st.integers(0, 150), max_size=2),
-)
-def test_parts_of_the_keys_merge_to_the_whole(call: Call, cuts: list[int]) -> None:
-    keys = call.key.shape[2]
-    bounded = sorted([0, *(min(cut, keys) for cut in cuts), keys])
-    parts = [part_of(call, slice(*pair)) for pair in itertools.pairwise(bounded)]
-    whole, each = bounds(call), [bounds(part) for part in parts]
-    # Each part's errors times its share, then some roundings of the sum; merge is in float64.
-    logs = np.where(np.isneginf(whole.logsumexp), 0.0, whole.logsumexp)
-    shares = [np.exp(part.logsumexp - logs)[..., None] for part in each]
-    allowed = sum(
-        share * (part.output_error + 4 * part.logsumexp_error[..., None] * np.abs(part.output))
-        for share, part in zip(shares, each, strict=True)
-    )
-    allowed = allowed * (1 + 4 * max(part.logsumexp_error.max(initial=0.0) for part in each))
-    log_error = sum(part.logsumexp_error for part in each) + 2 * UNIT * np.abs(logs)
-    joined = whole._replace(
-        output_error=allowed + 2 * UNIT * np.abs(whole.output), logsumexp_error=log_error
-    )
-    for _ in each_isa():
-        merged = na.merge(*zip(*(part.run() for part in parts), strict=True))
-        check_against(joined, merged)
-
-
-def part_of(call: Call, some: slice) -> Call:
-    """Return the call over some of its keys."""
-    options = dict(call.options)
-    keys = np.arange(call.key.shape[2])
-    options["key_positions"] = options.get("key_positions", keys)[..., some]
-    if "key_padding_mask" in options:
-        options["key_padding_mask"] = options["key_padding_mask"][:, some]
-    bias = call.bias
-    if isinstance(bias, np.ndarray) and bias.ndim and bias.shape[-1] > 1:
-        bias = bias[..., some]
-    key, value, dense_bias = (
-        call.key[:, :, some],
-        call.value[:, :, some],
-        call.dense_bias[..., some],
-    )
-    return replace(
-        call,
-        key=key,
-        value=value,
-        seen=call.seen[..., some],
-        dense_bias=dense_bias,
-        bias=bias,
-        options=options,
-    )
-
-
-@given(call=calls(dtypes=("float32",)), seed=st.integers(0, 99))
-def test_a_constant_for_a_row_moves_only_its_logsumexp(call: Call, seed: int) -> None:
-    # Multiples of 2^-10 below 2^13: their sums are exact in float32.
-    values = np.round(1024 * np.where(np.isneginf(call.dense_bias), 0.0, call.dense_bias)) / 1024
-    constant = np.random.default_rng(seed).integers(-40000, 40000, (*values.shape[:3], 1)) / 1024
-    first, second = (
-        replace(call, bias=bias.astype(np.float32), dense_bias=np.where(call.seen, bias, -np.inf))
-        for bias in (values, values + constant)
-    )
-    allowed = bounds(first), bounds(second)
-    for _ in each_isa():
-        output, logsumexp = second.run()
-        assert_near(first.run(), (output, logsumexp - constant[..., 0]), *allowed)
-
-
-# --- keys hidden by dense values -----------------------------------------------------------------
-
-
-def test_a_row_that_numbers_hide_is_empty(isa: str) -> None:
-    query, key, value = inputs(1, 2, 2, 70, 70, 16)
-    bias = np.zeros((70, 70), np.float32)
-    bias[5] = -np.inf
-    output, log = na.attention(query, key, value, bias, causal=False, return_logsumexp=True)
-    assert np.isneginf(log[:, :, 5]).all()
-    assert (output[:, :, 5] == 0.0).all()
+# --- regressions ----------------------------------------------------------------------------------
 
 
 def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:
@@ -189,9 +122,6 @@ def test_a_key_that_numbers_hide_takes_part_in_nothing(isa: str) -> None:
     assert np.isfinite(na.attention(query, key, value, bias, causal=False)).all()
 
 
-# --- regressions ----------------------------------------------------------------------------------
-
-
 def packed(values: NDArray[Any]) -> NDArray[Any]:
     """Return the values with a byte between any two, like a field of a structured array."""
     whole = np.zeros(values.shape, [("number", values.dtype), ("flag", np.uint8)])
@@ -199,25 +129,29 @@ def packed(values: NDArray[Any]) -> NDArray[Any]:
     return whole["number"]
 
 
+class SlopesOf(BiasObject):
+    """Slopes on both sides, without any check."""
+
+    def __init__(self, slopes: Any) -> None:
+        self.define(slopes=slopes, num_heads=len(slopes), sides="symmetric")
+
+    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
+        side = self.slopes[None, :, None]
+        return KernelBias(left=side, right=side)
+
+
 def test_fields_of_structured_arrays_are_what_they_hold(isa: str) -> None:
-    arrays = [*inputs(1, 2, 2, 9, 9, 16), random(3, 9, 9)]
-    positions = np.arange(9, dtype=np.int32)
-    expected = na.attention(*arrays)
-    result = na.attention(*map(packed, arrays), key_positions=packed(positions))
-    np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.parametrize("shift", [1, 2])
-def test_what_the_core_gets_is_aligned(shift: int) -> None:
-    values = random(0, 1, 2, 9, 16)
-    odd = np.zeros(values.nbytes + shift, np.uint8)[shift:].view(np.float32)
-    odd = odd.reshape(values.shape)
-    odd[:] = values
-    assert not odd.flags.aligned
-    assert readable(odd).flags.aligned
-    np.testing.assert_array_equal(readable(odd), values)
-    with pytest.raises(ValueError, match="out must be contiguous, aligned"):
-        na.ALiBi(2).tensor(9, 16, out=odd)
+    """Strides of slopes were truncated to multiples of four bytes."""
+    arrays, positions = inputs(1, 2, 2, 9, 9, 16), np.arange(9, dtype=np.int32)
+    dense, slopes = random(3, 9, 9), np.float32([0.5, 0.25])
+    for make, values in ((np.asarray, dense), (SlopesOf, slopes)):
+        result, expected = (
+            na.attention(*map(f, arrays), make(f(values)), key_positions=f(positions))
+            for f in (packed, np.copy)
+        )
+        np.testing.assert_array_equal(result, expected)
+    none = arrays[0][:, :, :0]  # of which NumPy calls any strides aligned
+    assert not na.attention(arrays[0], none, none, packed(dense)[:, :0]).any()
 
 
 @pytest.mark.parametrize("queries", [1, 2, 40])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 import ntk_alibi as na
@@ -140,79 +138,6 @@ def test_narrow_dtypes(dtype: str) -> None:
         check_gradients(expected(arrays, dense(mask), do, dl), result)
 
 
-BIASES: dict[str, Any] = {
-    "none": None,
-    "ALiBi": BIAS,
-    "knee": na.ALiBi(HEADS, na.Knee(40, 8.0), sides="symmetric"),
-    "two slopes": na.ALiBi(
-        HEADS, slopes=(np.float32([0.0, 0.1, 1.0, np.inf]), np.float32([0.3, 0.0, np.inf, 0.2])),
-        sides="two_slopes",
-    ),
-    "exempt": na.ALiBi(HEADS, sides="symmetric", exempt=70),
-    "BiALiBi": na.BiALiBi(*np.float32([[0.5, 0.1, 0.2, 1], [0.1, 0.2, 0.3, 0], [1, 2, 3, 4]])),
-    "table": na.KerplePower([0.5, 0.1, 1.0, 0.2], [1.0, 0.5, 0.3, 2.0]),
-    "gates": na.ForgetGates(-np.abs(np.random.default_rng(5).random((2, 4, KEYS))).astype("f4")),
-    "dense": np.random.default_rng(6).standard_normal(SHAPE).astype(np.float32),
-}  # fmt: skip
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "causal": {"causal": True},
-    "window and sinks": {"window": 40, "sink": 3},
-    "blocks": {"causal": True, "causal_block": 32, "sink": 1},
-    "left padding": {"key_padding_mask": np.arange(KEYS) >= np.array([[77], [0]])},
-    "holes": {"key_padding_mask": np.arange(KEYS) % 7 > np.array([[2], [0]])},
-    "positions": {"key_positions": np.cumsum(np.arange(KEYS) % 3)},
-    "unsorted": {
-        "key_positions": np.random.default_rng(1).permutation(KEYS),
-        "query_positions": np.random.default_rng(2).permutation(KEYS)[:QUERIES],
-    },
-    "segments": {"segment_ids": np.repeat([4, 0, 9, 2], [70, 1, 100, 29])},
-    "dropout": {"dropout": 0.3, "seed": 5},
-    "skipping": {"skip_tolerance": 2.0**-5},
-    "every block": {"skip_tolerance": None},
-    "log n": {"log_n": 8},
-    "RoPE": {"rotary": na.RoPE(DIM)},
-    "XPOS": {"rotary": na.XPOS(DIM, scale_base=16.0), "causal": True},
-}
-
-
-def combinations() -> Iterator[Any]:
-    """Yield every bias with every option that it supports."""
-    for bias, of_bias in BIASES.items():
-        for name, options in OPTIONS.items():
-            sides = getattr(of_bias, "sides", "causal")
-            causal = sides == "causal" and bias not in ("none", "table", "dense")
-            moved = bias == "gates" and "query_positions" in options
-            given = {"causal": causal, **options}
-            if not moved and not (causal and not given["causal"]):
-                yield pytest.param(of_bias, given, id=f"{bias}: {name}")
-
-
-def tensors(values: Any) -> Any:
-    """Return a bias, options or arrays with float64 tensors."""
-    if isinstance(values, dict):
-        return {name: tensors(value) for name, value in values.items()}
-    if isinstance(values, np.ndarray):
-        tensor = torch.tensor(values)
-        return tensor.double() if tensor.is_floating_point() else tensor
-    return values
-
-
-@pytest.mark.parametrize(("bias", "options"), list(combinations()))
-def test_every_bias_with_every_option(bias: Any, options: dict[str, Any]) -> None:
-    """The core is near torch's operations in float64."""
-    arrays = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM)
-    given = {**options, "mask": pair_mask("empty rows", SHAPE, 4)}
-    found = na.attention(*arrays, bias, return_logsumexp=True, **given)
-    given = {**tensors(given), "return_logsumexp": True}
-    wide = na.attention(*map(tensors, arrays), tensors(bias), **given)
-    share = max(options.get("skip_tolerance") or 0.0, 1e-5)
-    for mine, exact in zip(found, wide, strict=True):
-        np.testing.assert_allclose(mine, exact.numpy(), rtol=share, atol=6 * share)
-    assert np.isneginf(found[1]).any()
-
-
 def test_hidden_keys_take_part_in_no_arithmetic() -> None:
     arrays, mask = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM), pair_mask("half", SHAPE)
     mask[..., 30:35] = mask[..., 64:128] = False
@@ -270,16 +195,6 @@ def test_threads_do_not_change_a_bit(queries: int) -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def test_one_mask_for_calls_of_every_kind() -> None:
-    mask, arrays = pair_mask("half", SHAPE), inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM)
-    kept = na.BlockMask(mask)
-    for options in ({}, {"causal": True}, OPTIONS["left padding"], OPTIONS["segments"]):
-        for one, other in zip(
-            attend(arrays, kept, **options), attend(arrays, mask, **options), strict=True
-        ):
-            np.testing.assert_array_equal(one, other)
-
-
 def test_goes_on_from_other_keys() -> None:
     arrays, mask = inputs(BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM), pair_mask("half", SHAPE)
     places = {"query_positions": np.arange(KEYS - QUERIES, KEYS)}
@@ -306,15 +221,6 @@ def test_quantized_rows_and_kept_norms() -> None:
     check(query, key, value, dense(mask), attend([query, key, value], mask, key_norms=norms))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_certificates_hold(kind: str) -> None:
-    arrays = inputs(1, 4, 2, 600, 700, 16)
-    mask, bias = pair_mask(kind, (1, 4, 600, 700)), na.ALiBi(4, sides="symmetric")
-    for tolerance in (0.0, 2.0**-8, 0.5):
-        result = attend(arrays, mask, bias, skip_tolerance=tolerance)
-        check(*arrays, dense(mask, bias), result, tolerance=tolerance)
-
-
 @pytest.mark.parametrize("side", ["behind", "ahead"])
 @pytest.mark.parametrize("queries", [1, 40])
 def test_keys_that_are_all_far_have_exact_weights(side: str, queries: int) -> None:
@@ -333,23 +239,3 @@ def test_keys_that_are_all_far_have_exact_weights(side: str, queries: int) -> No
     )  # fmt: skip
     np.testing.assert_allclose(found[0], other[0], atol=2e-6)
     np.testing.assert_allclose(found[1], other[1], rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [(1, 1), (33, 64), (65, 129), (300, 301), (31, 1000)])
-@pytest.mark.parametrize("dim", [1, 15, 64, 80])
-@pytest.mark.parametrize("padded", [False, True])
-def test_grid(kind: str, lengths: tuple[int, int], dim: int, padded: bool) -> None:
-    queries, keys = lengths
-    arrays = inputs(2, 4, 2, queries, keys, dim)
-    mask = pair_mask(kind, (2, 4, queries, keys), 7)
-    real = np.arange(keys) >= np.array([[keys // 3], [0]])
-    options: dict[str, Any] = {"key_padding_mask": real} if padded else {}
-    seen = mask & real[:, None, None] if padded else mask
-    for _ in each_isa():
-        for layout in LAYOUTS:
-            given = laid_out_mask(mask, layout)
-            check(*arrays, dense(seen), attend(arrays, given, **options))
-        result, do, dl = run(arrays, BIAS, {"causal": False, "mask": mask, **options})
-        check_gradients(expected(arrays, dense(seen), do, dl), result)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import ntk_alibi as na
-from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.fused.gradients import attention_gradients
 
 #: NaN with low bits: 0x7fc00001, and memory full of ones.
@@ -124,37 +123,6 @@ def test_the_greatest_window_hides_the_greatest_distance(isa: str, tensors: bool
     got = na.attention(*rows, window=most, **places)
     np.testing.assert_array_equal(np.asarray(got)[0, 0, 0], value[0, 0, 1])
     np.testing.assert_array_equal(np.asarray(na.attention(*rows, **places))[0, 0, 0], [2, 3, 4, 5])
-
-
-def test_slopes_in_a_field_of_a_packed_structure(isa: str) -> None:
-    """Their stride is no multiple of four bytes, and was truncated."""
-    packed = np.zeros(4, [("other", "u1"), ("slope", "<f4")])
-    packed["slope"] = [0.5, 0.25, 0.125, 1.0]
-    query, key, value = random_rows(9, 9, 9, heads=4)
-    got, expected = (
-        na.attention(query, key, value, SlopesOf(slopes), causal=False)
-        for slopes in (packed["slope"], packed["slope"].copy())
-    )
-    np.testing.assert_array_equal(got, expected)
-
-
-def test_dense_bias_for_no_keys_in_a_field_of_a_packed_structure() -> None:
-    """NumPy calls them aligned for any strides, which were refused."""
-    packed = np.zeros((1, 4, 9, 9), [("other", "u1"), ("number", "<f4")])
-    query, none = random_rows(9, 0, heads=4)
-    got = na.attention(query, none, none, packed["number"][..., :0])
-    np.testing.assert_array_equal(got, np.zeros_like(query))
-
-
-class SlopesOf(BiasObject):
-    """Slopes on both sides, without any check."""
-
-    def __init__(self, slopes: Any) -> None:
-        self.define(slopes=slopes, num_heads=len(slopes), sides="symmetric")
-
-    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        side = self.slopes[None, :, None]
-        return KernelBias(left=side, right=side)
 
 
 def random_rows(*lengths: int, heads: int = 1) -> list[Any]:

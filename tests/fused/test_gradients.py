@@ -1,6 +1,6 @@
 """Gradients of fused attention against the reference's: sizes, dtypes and skipping.
 
-Masks, padding, biases and threads are in test_gradient_properties.py and in tests/biases.
+Masks, padding and biases are in tests/biases and in the fuzzer's kind "gradient".
 """
 
 from __future__ import annotations

@@ -36,6 +36,16 @@ CALLS = {
         "from ntk_alibi.fused.gradients import attention_gradients\n"
         "attention_gradients(q, q, q, q, np.full(q.shape[:3], 9.0), q, skip_tolerance=None)"
     ),
+    "autograd": (
+        "import torch\n"
+        "t = torch.from_numpy(q).requires_grad_()\n"
+        "na.attention(t, t, t, na.ALiBi(8), skip_tolerance=None).sum().backward()"
+    ),
+    "a bias tensor": (
+        "out = np.empty((1, 8, 1000, LENGTH), np.float32)\n"
+        "while True:\n"
+        "    na.ALiBi(8).tensor(1000, LENGTH, out=out)"
+    ),
     "one head of the backward pass is left": (
         "from ntk_alibi.fused.gradients import attention_gradients\n"
         "q = q[:, :2]\n"
@@ -77,27 +87,6 @@ def interrupt(call: str, exception: str = "KeyboardInterrupt") -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_ctrl_c_ends_a_call(call: str) -> None:
-    assert interrupt(call) < PROMPT
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_bias_tensor() -> None:
-    call = """
-out = np.empty((1, 8, 1000, LENGTH), np.float32)
-while True:
-    na.ALiBi(8).tensor(1000, LENGTH, out=out)
-"""
-    assert interrupt(call) < PROMPT
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_call_of_autograd() -> None:
-    call = """
-import torch
-t = torch.from_numpy(q).requires_grad_()
-na.attention(t[:, :, :4000], t[:, :, :4000], t[:, :, :4000], na.ALiBi(8)).sum().backward()
-na.attention(t, t, t, na.ALiBi(8), skip_tolerance=None).sum().backward()
-"""
     assert interrupt(call) < PROMPT
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 
 import ntk_alibi as na
 from attention_checks import UNIT, distances, each_number_of_threads, inputs
-from ntk_alibi.biases import BiasObject, KernelBias
 from ntk_alibi.fused.gradients import attention_gradients
 
 HEADS = 6
@@ -90,33 +88,3 @@ def test_results_have_the_same_bits_for_any_number_of_threads(isa: str) -> None:
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-class UserBias(BiasObject):
-    """A bias of any slopes."""
-
-    def __init__(self, slopes: dict[str, Any]) -> None:
-        self.define(slopes=slopes, num_heads=HEADS, sides="symmetric")
-
-    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        return KernelBias(**self.slopes)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"far_left": 1.0}, "kernel_bias must give one kind of bias"),
-        ({"far_left": 1.0, "far_right": np.inf}, "slopes beyond the knee"),
-        ({"far_left": 1.0, "far_right": 1.0, "knee": -1}, "knee must be between 0"),
-        ({"far_left": 1.0, "far_right": 1.0, "knee": 1.5}, "knee must be an integer"),
-        ({"left": None, "right": None, "far_left": 1.0, "far_right": 1.0}, "one kind of bias"),
-    ],
-    ids=str,
-)
-def test_a_strangers_knee_is_checked(given: dict[str, Any], message: str) -> None:
-    slopes = {
-        name: np.full((1, HEADS, 1), x, np.float32) if x is not None and name != "knee" else x
-        for name, x in ({"left": 1.0, "right": 1.0} | given).items()
-    }
-    with pytest.raises((TypeError, ValueError), match=message):
-        na.attention(*inputs(1, HEADS, 2, 3, 5, 8), UserBias(slopes))

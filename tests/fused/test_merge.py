@@ -70,24 +70,6 @@ def test_a_result_that_overlaps_a_part_by_some_rows(isa: str) -> None:
     np.testing.assert_allclose(shifted, wanted, rtol=2**-23)
 
 
-def test_parts_of_another_byte_order_are_read_as_their_numbers() -> None:
-    outputs, logs = parts(2)
-    swapped = [[x.astype(">f4") for x in y] for y in (outputs, logs)]
-    for got, wanted in zip(na.merge(*swapped), na.merge(outputs, logs), strict=True):
-        np.testing.assert_array_equal(got, wanted)
-
-
-def test_buffers_take_parts_that_require_grad_where_nothing_is_recorded() -> None:
-    outputs, logs = parts(2)
-    learned = [torch.from_numpy(x).requires_grad_() for x in outputs]
-    known = [torch.from_numpy(x) for x in logs]
-    buffers = torch.empty(SHAPE), torch.empty(SHAPE[:3])
-    with torch.no_grad():
-        na.merge(learned, known, out=buffers)
-    for got, wanted in zip(buffers, na.merge(outputs, logs), strict=True):
-        np.testing.assert_array_equal(got.numpy(), wanted)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_gradients_are_those_of_the_definition(dtype: torch.dtype) -> None:
     outputs, logs = ([torch.from_numpy(x) for x in y] for y in parts(3))

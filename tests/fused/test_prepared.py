@@ -13,7 +13,8 @@ from attention_checks import inputs, pair_mask
 from ntk_alibi._torch_state import Way
 from ntk_alibi.biases.base import to_kernel_bias
 from ntk_alibi.fused.dropout import checked_dropout
-from ntk_alibi.fused.prepared import attend_prepared
+from ntk_alibi.fused.forward import rounded_logsumexp
+from ntk_alibi.fused.prepared import compute_prepared
 from ntk_alibi.masks import Mask, Problem
 
 SHAPE = (2, 4, 5, 70)
@@ -41,7 +42,9 @@ def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any, masked: b
     log_n = na.LogN(32)
     factors = log_n.factors(problem, like)
     dropout = checked_dropout(0.3, 7, query, 70)
-    found = attend_prepared(*given, bias, problem, 0.2, factors, way=way, dropout=dropout, log=True)
+    shared = bias, problem, 0.2, factors, way
+    output, log = compute_prepared(*shared, *given, dropout=dropout, log=True)
+    found = output, rounded_logsumexp(log, query)
     options: dict[str, Any] = {"window": 40, "key_padding_mask": padding, "scale": 0.2}
     options |= {"dropout": 0.3, "seed": 7, "mask": mask}
     expected = na.attention(*given, BIAS, **options, log_n=log_n, return_logsumexp=True)
@@ -56,10 +59,10 @@ def test_a_prepared_call_is_that_of_attention(kind: str, padding: Any, masked: b
 def test_a_prepared_call_takes_norms_and_quantized_rows() -> None:
     query, key, value = inputs(2, 4, 2, 5, 70, 16)
     norms, problem = na.KeyNorms().update(key), Problem(SHAPE)
-    bias = to_kernel_bias(BIAS, problem)
-    output, log = attend_prepared(query, key, value, bias, problem, 0.25, way=Way.CORE, norms=norms)
+    shared = to_kernel_bias(BIAS, problem), problem, 0.25, None, Way.CORE
+    output, log = compute_prepared(*shared, query, key, value, norms=norms)
     assert log is None
     assert (output == na.attention(query, key, value, BIAS, key_norms=norms)).all()
     rows = [na.QuantizedRows.of(x) for x in (key, value)]
-    output, _ = attend_prepared(query, *rows, bias, problem, 0.25, way=Way.CORE)
+    output, _ = compute_prepared(*shared, query, *rows)
     assert (output == na.attention(query, *rows, BIAS)).all()

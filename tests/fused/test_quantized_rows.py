@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 import ntk_alibi as na
-from attention_checks import NUMPY, UNIT, check, each_number_of_threads, inputs, masked_bias, random
+from attention_checks import NUMPY, UNIT, check, inputs, masked_bias, random
 
 
 def exact(rows: na.QuantizedRows) -> NDArray[np.float64]:
@@ -167,17 +167,3 @@ def test_views_are_read_in_place_or_copied() -> None:
         np.testing.assert_array_equal(
             na.attention(q, key[index], value[index], na.ALiBi(2)), expected
         )
-
-
-def test_tensors_and_threads() -> None:
-    query, *rows = (torch.from_numpy(x) for x in inputs(1, 4, 2, 3, 9000, 64))
-    key, value = quantized(*rows)
-    outputs = []
-    for _ in each_number_of_threads(1, 2):
-        outputs.append(na.attention(query[:, :, :1], key, value, na.ALiBi(4)))
-    assert torch.equal(*outputs)
-
-
-def test_they_need_a_quarter_of_the_memory_and_the_scales() -> None:
-    (rows,) = quantized(random(0, 1, 2, 50, 64))
-    assert (rows.numbers.nbytes + rows.scales.nbytes) / (4 * rows.numbers.size) < 0.27

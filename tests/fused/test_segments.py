@@ -57,22 +57,6 @@ def dense(segment: SegmentPart | None) -> Any:
     return entries if segment is None else segment(entries, "row", "all", "queries", "keys")
 
 
-def per_key(segment: SegmentPart | None) -> Any:
-    entries = random(8, HEADS, 1, TOKENS)
-    return entries if segment is None else segment(entries, "all", "all", "keys")
-
-
-def per_query(segment: SegmentPart | None) -> na.ALiBi:
-    slopes = abs(random(9, BATCH, HEADS, TOKENS))
-    slopes = slopes if segment is None else segment(slopes, "row", "all", "queries")
-    return na.ALiBi(HEADS, slopes=slopes, sides="symmetric")
-
-
-def per_row(segment: SegmentPart | None) -> na.ALiBi:
-    slopes = abs(random(9, BATCH, HEADS))
-    return na.ALiBi(HEADS, slopes=slopes if segment is None else segment(slopes, "row"))
-
-
 def gates(segment: SegmentPart | None) -> na.ForgetGates:
     entries = -np.round(abs(random(10, BATCH, HEADS, TOKENS)), 2)
     return na.ForgetGates(entries if segment is None else segment(entries, "row", "all", "keys"))
@@ -86,17 +70,10 @@ BIASES: dict[str, Any] = {
     "knee": lambda segment: na.ALiBi(HEADS, na.Knee(40, 8.0)),
     "dynamic per sequence": lambda segment: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="sequence")),
     "dynamic per query": lambda segment: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="query")),
-    "dynamic knee": lambda segment: na.ALiBi(
-        HEADS, na.DynamicKnee(20, 4.0, train_length=32, per="sequence"), sides="symmetric"
-    ),
-    "per query": per_query,
-    "per row": per_row,
     "exempt": lambda segment: na.ALiBi(HEADS, sides="symmetric", exempt=3),
-    "BiALiBi": lambda segment: na.BiALiBi(*abs(random(11, 3, HEADS))),
     "table": lambda segment: na.KerplePower([0.5, 0.1, 1.0, 0.2], [1.0, 0.5, 0.3, 2.0]),
     "gates": gates,
     "dense": dense,
-    "per key": per_key,
 }
 
 PADDING = np.arange(TOKENS) % 37 > np.array([[2], [0]])
@@ -125,7 +102,7 @@ AXES = {
 
 #: Biases for causal attention only.
 CAUSAL = (
-    "ALiBi", "knee", "dynamic per sequence", "dynamic per query", "per row", "gates",
+    "ALiBi", "knee", "dynamic per sequence", "dynamic per query", "gates",
 )  # fmt: skip
 
 
@@ -213,33 +190,25 @@ def test_threads_share_small_texts_and_change_nothing(name: str) -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=str)
-def test_other_dtypes(dtype: Any) -> None:
-    arrays = [x.astype(dtype) for x in inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)]
-    packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS)
-    for segment in segments(TOKENS):
-        alone = na.attention(*parts(segment, arrays), na.ALiBi(HEADS))
-        np.testing.assert_array_equal(segment(packed, "row", "all", "queries"), alone)
+INITIAL = random(3, BATCH, HEADS, TOKENS, DIM), random(4, BATCH, HEADS, TOKENS)
+
+#: Kinds of arrays, and results to go on from.
+KINDS: dict[str, tuple[Any, Any]] = {
+    "bfloat16": (lambda x: [y.astype(ml_dtypes.bfloat16) for y in x], None),
+    "float16": (lambda x: [y.astype(np.float16) for y in x], None),
+    "quantized": (lambda x: [x[0], *map(na.QuantizedRows.of, x[1:])], None),
+    "initial": (list, INITIAL),
+}
 
 
-def test_quantized_keys_and_values() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_arrays(kind: str) -> None:
+    made, initial = KINDS[kind]
     arrays = inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
-    rows = [arrays[0], *map(na.QuantizedRows.of, arrays[1:])]
-    packed = na.attention(*rows, na.ALiBi(HEADS), segment_ids=IDS)
+    packed = na.attention(*made(arrays), na.ALiBi(HEADS), segment_ids=IDS, initial=initial)
     for segment in segments(TOKENS):
-        query, key, value = parts(segment, arrays)
-        quantized = na.QuantizedRows.of(key), na.QuantizedRows.of(value)
-        alone = na.attention(query, *quantized, na.ALiBi(HEADS))
-        np.testing.assert_array_equal(segment(packed, "row", "all", "queries"), alone)
-
-
-def test_it_goes_on_from_results_over_other_keys() -> None:
-    arrays = inputs(BATCH, HEADS, KEY_HEADS, TOKENS, TOKENS, DIM)
-    known = random(3, *arrays[0].shape), random(4, *arrays[0].shape[:3])
-    packed = na.attention(*arrays, na.ALiBi(HEADS), segment_ids=IDS, initial=known)
-    for segment in segments(TOKENS):
-        before = tuple(segment(x, "row", "all", "queries") for x in known)
-        alone = na.attention(*parts(segment, arrays), na.ALiBi(HEADS), initial=before)
+        before = initial and tuple(segment(x, "row", "all", "queries") for x in initial)
+        alone = na.attention(*made(parts(segment, arrays)), na.ALiBi(HEADS), initial=before)
         np.testing.assert_array_equal(segment(packed, "row", "all", "queries"), alone)
 
 
@@ -313,3 +282,26 @@ def test_nothing_to_attend(batch: int, queries: int, keys: int, double: bool) ->
     assert output.shape == arrays[0].shape
     for x, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
         assert torch.equal(gradient, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("of", [np.array, torch.tensor])
+def test_ids_of_cumulative_lengths(of: Any) -> None:
+    assert na.segment_ids_from_cu_seqlens(of([0, 2, 2, 5])).tolist() == [0, 0, 2, 2, 2]
+    assert na.segment_ids_from_cu_seqlens(of([0])).tolist() == []
+
+
+@pytest.mark.slow
+def test_a_trace_refuses_what_needs_the_ids() -> None:
+    torch.compiler.reset()
+    tensors = [torch.from_numpy(x) for x in inputs(2, 4, 2, 3, 5, 8)]
+    ids, other_ids = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 1, 1])
+    compiled = torch.compile(na.attention, fullgraph=True, backend="eager")
+    for given, options in (
+        (tensors, {"log_n": 8}),
+        (tensors, {"rotary": na.XPOS(8)}),
+        (tensors, {"query_segment_ids": other_ids}),
+        ([*tensors, na.KerplePower([1.0] * 4, [1.0] * 4)], {}),
+        ([x.double() for x in tensors], {}),
+    ):
+        with pytest.raises(Exception, match="segment_ids must"):
+            compiled(*given, segment_ids=ids, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -117,11 +118,11 @@ def test_a_graph_follows_the_patches_of_its_model(name: str) -> None:
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     stock = states(compiled, **given)
     options: list[dict[str, Any]] = [
-        {"scaling": na.NTK(4.0)},
-        {"scaling": na.DynamicNTK(2.0, train_length=4)},
-        {"scaling": na.DynamicNTK(2.0, train_length=4, per="query"), "window": 6},
+        {"method": na.NTK(4.0)},
+        {"method": na.DynamicNTK(2.0, train_length=4)},
+        {"method": na.DynamicNTK(2.0, train_length=4, per="query"), "window": 6},
         {"window": 4, "sink": 1, "log_n": 8},
-        {"scaling": learned_bias.LearnedKerpleLog(8)},
+        {"method": learned_bias.LearnedKerpleLog(8)},
     ]
     for patch in options:
         torch.compiler.reset()
@@ -142,9 +143,9 @@ def padded(length: int) -> dict[str, Any]:
 
 
 PATCHES: dict[str, dict[str, Any]] = {
-    "NTK": {"scaling": na.NTK(2.0)},
+    "NTK": {"method": na.NTK(2.0)},
     "a window and sinks": {"window": 6, "sink": 2, "log_n": 8},
-    "a dynamic knee": {"scaling": na.DynamicKnee(6, 2.0, 16)},
+    "a dynamic knee": {"method": na.DynamicKnee(6, 2.0, 16)},
 }
 
 
@@ -252,16 +253,13 @@ def test_a_graph_refuses_a_backward_pass_outside_of_its_patch() -> None:
     """It computes weights again, which another scaling would change in silence."""
     model, message = inner("mpt", 2), "the patch must stay as it is until the backward pass"
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    outer = na.patch(model, na.NTK(2.0))
-    with na.patch(model, na.NTK(8.0)):
+    for changes in (lambda: na.patch(model, na.NTK(8.0)), lambda: na.unpatch(model)):
+        na.patch(model, na.NTK(2.0))
         loss, other = (states(compiled, use_cache=False).square().sum() for _ in range(2))
         loss.backward()
-    with pytest.raises(ValueError, match=message):
-        other.backward()
-    loss = states(compiled, use_cache=False).square().sum()
-    outer.undo()
-    with pytest.raises(ValueError, match=message):
-        loss.backward()
+        changes()
+        with pytest.raises(ValueError, match=message):
+            other.backward()
 
 
 @one_graph
@@ -314,6 +312,67 @@ def test_a_graph_of_encoder_and_decoder() -> None:
     with na.patch(model):
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(IDS, **given).logits, model(IDS, **given).logits)
+
+
+#: What falls out of a whole graph, as docs/versions.md lists it: of `patch`, the call, gradients.
+FALLS_OUT: dict[str, tuple[Any, Any, bool]] = {
+    "attention weights": (lambda _: {}, lambda _: {"output_attentions": True}, False),
+    "a bias that is trained": (
+        lambda model: {"method": learned_bias.LearnedALiBi(model.num_heads)}, lambda _: {}, True
+    ),
+    "a GrowingCache": (lambda _: {}, lambda _: {CACHE: na.GrowingCache(16)}, False),
+    "a WindowCache": (lambda _: {"window": 8}, lambda _: {CACHE: na.WindowCache(8)}, False),
+    "a static cache with gradients": (
+        lambda _: {},
+        lambda model: {CACHE: transformers.StaticCache(model.config, max_cache_len=16)},
+        True,
+    ),
+    "eager attention of BLOOM": (lambda _: {"attention": "eager"}, lambda _: {}, False),
+}  # fmt: skip
+
+
+@one_graph
+@pytest.mark.parametrize("what", FALLS_OUT)
+def test_what_falls_out_of_a_whole_graph(what: str) -> None:
+    options, arguments, recorded = FALLS_OUT[what]
+    model = inner("bloom", 1)
+    with torch.set_grad_enabled(recorded), na.patch(model, **options(model)):
+        whole = torch.compile(model, backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="attention must be 'traceable'"):
+            whole(IDS, attention_mask=MASK, **arguments(model))
+
+
+#: Calls of which parts run outside of graphs, which each layer enters anew.
+IN_PARTS: dict[str, tuple[dict[str, Any], Any]] = {
+    "weights": ({}, lambda _: {"output_attentions": True}),
+    "eager": ({"attention": "eager"}, lambda _: {}),
+    "a GrowingCache": ({}, lambda _: {CACHE: na.GrowingCache(16), "use_cache": True}),
+    "a WindowCache": ({"window": 8}, lambda _: {CACHE: na.WindowCache(8), "use_cache": True}),
+    "weights, a static cache": ({}, lambda model: {
+        CACHE: transformers.StaticCache(model.config, max_cache_len=16), "output_attentions": True
+    }),
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        *itertools.product(("bloom", "mpt", "falcon"), IN_PARTS),
+        ("T5", "weights"),
+        ("MPNet", "weights"),
+    ],
+)
+def test_layers_that_run_outside_of_graphs_stay_apart(name: str, what: str) -> None:
+    """What Dynamo compiles for one layer reads the others anew."""
+    options, arguments = IN_PARTS[what]
+    model = inner(name, 3)
+    for parameter in model.parameters():
+        parameter.mul_(5 if parameter.ndim > 1 else 1)  # layers that differ
+    with na.patch(model, **options):
+        expected = model(IDS, **arguments(model))[0]
+        found = torch.compile(model, backend="eager")(IDS, **arguments(model))[0]
+    torch.testing.assert_close(found, expected)
 
 
 def graphs_of_steps(name: str, layers: int, options: dict[str, Any]) -> int:

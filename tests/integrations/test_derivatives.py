@@ -118,7 +118,6 @@ FOREIGN: dict[tuple[str, ...], str] = {
     ("bloom", "eager", "vmap of grad"): "likewise",
     ("bloom", "eager", "jvp of grad"): "likewise",
     ("mosaic", "vmap of grad"): "it removes padding, which vmap cannot",
-    ("pix2struct", "right", "vmap of grad"): "positions of a mapped mask, for a bias over distance",
 }
 #: Rows that older versions of transformers cannot transform either.
 LATER = {"mpnet", "none", "vmap of grad"}

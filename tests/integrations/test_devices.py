@@ -6,7 +6,6 @@ where the host would wait.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,7 @@ import torch
 import transformers
 
 import ntk_alibi as na
-from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given
-from ntk_alibi.integrations.passes.rows import problem_of
-from ntk_alibi.integrations.settings import settings_of
 from small_models import make_model
 
 SCALINGS: dict[str, Any] = {
@@ -81,32 +75,3 @@ def test_lengths_are_known_without_a_mask(per: Any) -> None:
     ids = torch.ones(2, 9, dtype=torch.long, device="meta")
     with torch.no_grad():
         assert model(ids).logits.is_meta
-
-
-def slopes_on_device(factor: float) -> torch.Tensor:
-    """Return the slopes of a new pass of a patched model, on a device."""
-    rule, like = ModelSlopes(8), torch.empty(1, device="meta")
-    settings = settings_of(na.NTK(factor))
-    mask = torch.ones(1, 5, dtype=torch.bool, device="meta")
-    problem = problem_of(mask, slice(0, 5), rule, settings.mask, unpadded=True)
-    sizes: Any = (1, 5, 5)
-    layer = SimpleNamespace(rule=rule)
-    given = Given(layer, None, None, None, sizes, mask.device, None, 0, settings, {}, None)
-    made = Pass(given, mask, problem)
-    (part,) = made.parts(made.bias_of(0), like)
-    slopes: torch.Tensor = part.bias.left
-    assert slopes.is_meta
-    return slopes
-
-
-def test_slopes_are_copied_to_a_device_once() -> None:
-    first = slopes_on_device(4.0)
-    assert first is slopes_on_device(4.0)
-    assert first is not slopes_on_device(2.0)
-
-
-def test_slopes_that_were_copied_in_inference_mode_serve_training() -> None:
-    """Autograd saves no tensors that were made in that mode."""
-    with torch.inference_mode():
-        slopes = slopes_on_device(5.5)
-    assert not slopes.is_inference()

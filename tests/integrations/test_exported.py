@@ -24,8 +24,8 @@ quiet = pytest.mark.filterwarnings("ignore")  # of exporters and runtimes
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("mpt", {"scaling": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}),
-        ("falcon", {"scaling": na.NTK(4.0)}),
+        ("mpt", {"method": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}),
+        ("falcon", {"method": na.NTK(4.0)}),
     ],
     ids=["mpt", "falcon"],
 )

@@ -18,10 +18,10 @@ import transformers
 from torch import nn
 
 import ntk_alibi as na
-from ntk_alibi.integrations import Family, ModelSlopes, register
+from ntk_alibi.integrations import register
 from ntk_alibi.integrations.family import REGISTERED
 from ntk_alibi.integrations.passes.base import Pass
-from small_models import TOY_HEADS, ToyModel, is_toy, toy_batch, toy_family, toy_forward, toy_model
+from small_models import ToyModel, toy_batch, toy_family, toy_model
 
 #: Float32 sums of 50 terms through two layers, at outputs of about 1.
 CLOSE = {"atol": 5e-6, "rtol": 0.0}
@@ -33,33 +33,6 @@ def run(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torc
     with torch.no_grad():
         output: torch.Tensor = model(ids, mask)
     return output if mask is None else output[mask != 0]
-
-
-def test_a_bias_of_the_users_own() -> None:
-    model, (ids, mask) = toy_model(), toy_batch()
-    bias = na.ALiBi(TOY_HEADS, sides="symmetric", exempt=1)
-    with na.patch(model, bias, family=toy_family()):
-        ours = run(model, ids, mask)
-    assert not torch.allclose(ours, run(model, ids, mask), **CLOSE)
-    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
-        na.patch(model, na.ALiBi(TOY_HEADS), family=toy_family())
-    with pytest.raises(ValueError, match="bias of the model's 6 heads"):
-        na.patch(model, na.ALiBi(4, sides="symmetric"), family=toy_family())
-
-
-@both
-def test_a_causal_family_has_windows_and_sinks(causal: bool) -> None:
-    model, (ids, mask) = toy_model(causal), toy_batch()
-    if not causal:
-        with pytest.raises(ValueError, match="window, sink and causal_block must not be given"):
-            na.patch(model, window=8, family=toy_family())
-        return
-    every = run(model, ids, mask)
-    with na.patch(model, window=8, sink=2, family=toy_family(causal)):
-        fused = run(model, ids, mask)
-    with na.patch(model, window=8, sink=2, attention="eager", family=toy_family(causal)):
-        torch.testing.assert_close(fused, run(model, ids, mask), **CLOSE)
-    assert not torch.allclose(fused, every, atol=1e-3)
 
 
 @pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
@@ -80,43 +53,24 @@ def test_a_compiled_model_is_one_graph() -> None:
     torch.compiler.reset()
 
 
-def test_nested_patches_and_undo() -> None:
-    model, (ids, mask) = toy_model(), toy_batch()
-    before, stock = dict(vars(model)), run(model, ids, mask)
-    first = na.patch(model, na.NTK(4.0), family=toy_family())
-    alone = run(model, ids, mask)
-    second = na.patch(model, na.FlatHeads(8.0))  # the family of the patch in force
-    assert [x.scaling for x in na.patched(model)] == [na.NTK(4.0), na.FlatHeads(8.0)]
-    second.undo()
-    assert torch.equal(run(model, ids, mask), alone)
-    first.undo()
-    assert torch.equal(run(model, ids, mask), stock)
-    assert vars(model).keys() == before.keys()
-    assert not [x for layer in model.attentions for x in vars(layer) if x == "forward"]
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
-
-
 def test_masks_of_several_forms_are_read_and_others_refused() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
-    hidden, stock = model.embed(ids), run(model, ids, mask)
+    wanted = run(model, ids, mask)
     added = torch.zeros(2, 1, 1, ids.shape[1]).masked_fill(mask[:, None, None] == 0, -1e4)
 
     def by(given: Any) -> torch.Tensor:
-        return model.attentions[0](hidden, given)[mask != 0]
+        with torch.no_grad():
+            output: torch.Tensor = model(ids, given)
+        return output[mask != 0]
 
-    wanted = by(mask)
     with na.patch(model, family=toy_family()):
         pairs = added.expand(2, 1, 37, 37)
         for given in (mask, mask.bool(), mask.float(), added, added.half(), added == 0, pairs):
             torch.testing.assert_close(by(given), wanted, **CLOSE)
-        for wrong, message in (
-            (mask[:, 1:], r"mask must have shape \(batch, keys\) = \(2, 37\)"),
-            (added + 0.5, "mask must be 0 for visible keys and below -1000"),
-        ):
-            with pytest.raises(ValueError, match=message):
+        for wrong in (mask[:, 1:], added + 0.5):
+            with pytest.raises(ValueError, match=r"^mask must [^\n]*got"):
                 by(wrong)
-    torch.testing.assert_close(run(model, ids, mask), stock)
+    torch.testing.assert_close(run(model, ids, mask), wanted)
 
 
 def test_masks_and_their_passes_are_freed() -> None:
@@ -134,17 +88,13 @@ def test_masks_and_their_passes_are_freed() -> None:
 
 def test_a_mask_that_changed_in_place_is_read_again_and_so_is_a_patch() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
-    hidden = model.embed(ids)
-    with na.patch(model, family=toy_family()):
-        model.attentions[0](hidden, mask)  # not through the model, whose hooks forget the pass
-        mask[1] = 1
-        again = model.attentions[0](hidden, mask)
-        assert torch.equal(again, model.attentions[0](hidden, mask.clone()))
-        assert torch.equal(again, model.attentions[0](hidden, mask))
-        with na.patch(model, na.NTK(4.0), family=toy_family()):
-            stretched = model.attentions[0](hidden, mask)
-            assert torch.equal(stretched, model.attentions[0](hidden, mask.clone()))
-        assert torch.equal(again, model.attentions[0](hidden, mask))
+    for scaling in (None, na.NTK(4.0)):
+        with na.patch(model, scaling, family=toy_family()):
+            first = run(model, ids, mask)
+            mask[1] = 1 - mask[1]
+            again = run(model, ids, mask)
+            assert torch.equal(again, run(model, ids, mask.clone()))
+            assert first.shape != again.shape
 
 
 def test_a_layer_whose_code_changed_is_refused_by_its_numbers() -> None:
@@ -172,9 +122,9 @@ def test_a_patch_that_fails_halfway_leaves_the_model_as_it_was() -> None:
     stock, before = run(model, ids, mask), dict(vars(model))
 
     def replacements(model: Any) -> list[Any]:
-        return [(model, "scale", 2.0)]  # an attribute that it has not
+        return [(model.embed, "weight", 2.0)]
 
-    with pytest.raises(AttributeError, match="scale"):
+    with pytest.raises(TypeError, match="cannot assign"):
         na.patch(model, family=toy_family(replacements=replacements))
     assert vars(model).keys() == before.keys()
     assert torch.equal(run(model, ids, mask), stock)
@@ -187,25 +137,6 @@ def test_a_patch_that_fails_halfway_leaves_the_model_as_it_was() -> None:
         na.patch(model, family=toy_family(forward=wrong))
     assert vars(model).keys() == before.keys()
     assert torch.equal(run(model, ids, mask), stock)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention": "traceable"}, "attention for Toy must be one of"),
-        ({"causal_block": 8}, "window, sink and causal_block must not be given for Toy"),
-        ({"scaling": na.DynamicNTK(1.0, 64, per="query")}, "per='sequence' for Toy, an encoder"),
-        ({"scaling": na.DynamicNTK(1.0)}, "train_length must be given for .* of a Toy"),
-        ({"scaling": na.NTK(4.0, layers=(2,))}, "layers must be below 2"),
-        ({"scaling": "dynamic-ntk:1"}, "train_length must be given for .* of a Toy"),
-    ],
-    ids=str,
-)
-def test_what_has_no_meaning_is_refused_by_name(options: Any, message: str) -> None:
-    model = toy_model()
-    with pytest.raises(ValueError, match=message):
-        na.patch(model, **options, family=toy_family())
-    assert na.patched(model) == []
 
 
 def test_a_family_can_say_the_training_length() -> None:
@@ -222,7 +153,8 @@ def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(REGISTERED, "Toy", toy_family())  # and takes it back
     del REGISTERED["Toy"]
     model = toy_model()
-    with pytest.raises(ValueError, match=r"known family \(.*BLOOM, .*got ToyModel.*docs/models"):
+    message = r"known family \(.*BLOOM, .*got ToyModel.*help\(ntk_alibi.integrations.register"
+    with pytest.raises(ValueError, match=message):
         na.patch(model)
     family = toy_family()
     register(family)
@@ -243,18 +175,6 @@ def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> N
         na.patch(model, family={})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must hold ALiBi attention of the family Toy, got Linear"):
         na.patch(nn.Linear(1, 1), family=family)
-
-
-def test_fields_that_are_wrong_are_named() -> None:
-    model = toy_model()
-    with pytest.raises(ValueError, match=r"slopes of the family Toy must be .*, got 0"):
-        na.patch(model, family=toy_family(slopes=lambda _: 0))
-    with pytest.raises(ValueError, match="layers of the family Toy must be at least one"):
-        na.patch(model, family=toy_family(layers=lambda _: []))
-    with pytest.raises(TypeError, match=r"missing .* required keyword-only argument"):
-        Family(name="Toy", matches=is_toy, forward=toy_forward)  # type: ignore[call-arg]
-    with na.patch(model, family=toy_family(slopes=lambda _: ModelSlopes(TOY_HEADS))):
-        pass
 
 
 def test_one_pass_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:

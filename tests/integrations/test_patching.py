@@ -1,9 +1,11 @@
-"""Patches: nesting, undoing, copies, threads, saving, wrong arguments."""
+"""Patches: one at a time, of one model, taken back; copies and threads."""
 
 from __future__ import annotations
 
 import copy
-import logging
+import gc
+import itertools
+import pickle
 import threading
 from typing import Any
 
@@ -15,30 +17,196 @@ from transformers import BloomForCausalLM
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
-from model_runs import BATCH, LENGTH, LOGITS, run, state_of
+from model_runs import BATCH, LENGTH, run, state_of
 from ntk_alibi.integrations import transformers_versions
-from small_models import VOCABULARY, attentions, make_model
+from small_models import VOCABULARY, families, make_model
+from table_families import FAMILIES, model_of
+
+forms = pytest.mark.parametrize("form", ["fused", "eager", "traceable"])
 
 
-def test_patches_nest_and_undo_in_any_order(models: dict, ids: torch.Tensor) -> None:
-    model = models["bloom"]
+def output(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    more = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
+    with torch.no_grad():
+        made = model(ids, **more)
+    found: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Increasing alibi size:UserWarning")  # MosaicBERT's own
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon", "baichuan", "jina", "mosaic", "toy",
+                                    "t5", "mpnet"])  # fmt: skip
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_last_patch_counts_and_undo_is_to_the_bit(
+    ids: torch.Tensor, family: str, order: tuple[int, ...]
+) -> None:
+    model, beside = model_of(family), FAMILIES[family].patch
+    output(model, ids)  # some grow what they keep
+    before, stock = state_of(model), output(model, ids)
+    handles, found = [], []
+    for form in ("eager", "fused", "eager"):
+        handles.append(na.patch(model, attention=form, **beside))
+        found.append(output(model, ids))
+        assert [x.attention for x in na.patched(model)] == [form]
+    assert torch.equal(found[0], found[2])
+    assert [repr(x).split(", ")[-1] for x in handles] == ["replaced>", "replaced>", "in force>"]
+    undone = False
+    for number in order:
+        handles[number].undo()
+        undone |= number == 2
+        assert torch.equal(output(model, ids), stock if undone else found[2])
+        assert len(na.patched(model)) == (0 if undone else 1)
+    assert all(repr(x).endswith("undone>") for x in handles)
+    assert state_of(model) == before
+
+
+def test_the_same_patch_in_the_same_block_ends_with_it(ids: torch.Tensor) -> None:
+    model = make_model("bloom")
     stock = run(model, ids)
-    outer = na.patch(model, na.NTK(2.0))
-    two = run(model, ids)
-    with na.patch(model, na.NTK(8.0), attention="eager") as inner:
-        eight = run(model, ids)
-        assert "in force" in repr(inner)
-        with na.patch(model):
-            torch.testing.assert_close(run(model, ids), stock, **LOGITS)
-        assert torch.equal(run(model, ids), eight)
-    assert torch.equal(run(model, ids), two)
-    newest = na.patch(model, na.NTK(8.0), attention="eager")
-    outer.undo()
-    assert torch.equal(run(model, ids), eight)
-    outer.undo()
-    newest.undo()
-    assert "undone" in repr(newest)
+    with na.patch(model, "ntk:4") as outer:
+        with na.patch(model, "ntk:4") as inner:
+            assert "replaced" in repr(outer)
+        assert "undone" in repr(inner)
+        assert torch.equal(run(model, ids), stock)
+    assert na.patched(model) == []
+
+
+def test_a_cell_with_a_block_leaves_nothing_however_often_it_runs(ids: torch.Tensor) -> None:
+    model = make_model("bloom")
+    stock = run(model, ids)
+    for factor in (2.0, 4.0, 4.0):
+        with na.patch(model, na.NTK(factor)):
+            run(model, ids)
+        with pytest.raises(ZeroDivisionError), na.patch(model, na.NTK(factor)):
+            assert 1 / 0
+    assert na.patched(model) == []
     assert torch.equal(run(model, ids), stock)
+
+
+def test_another_method_or_option_counts_from_then_on(ids: torch.Tensor) -> None:
+    """Nothing of the patch before stays, but the method of its entry, where none is given."""
+    model, other = make_model("bloom"), make_model("bloom")
+    for options in ({"method": "ntk:4"}, {"method": "original", "window": 7}, {"method": "ntk:8"}):
+        na.patch(model, **options)
+        with na.patch(other, **options):
+            assert torch.equal(run(model, ids), run(other, ids))
+    na.patch(model, window=7)
+    with na.patch(other, "ntk:8", window=7):
+        assert torch.equal(run(model, ids), run(other, ids))
+
+
+def test_a_wrong_call_leaves_the_patch_before_in_force(ids: torch.Tensor) -> None:
+    model = make_model("bloom")
+    na.patch(model, "ntk:4")
+    expected, entry = run(model, ids), dict(model.config.ntk_alibi)
+    for wrong in ({"method": "nkt:4"}, {"attention": "flash"}, {"window": 0}):
+        with pytest.raises(ValueError, match="must be"):
+            na.patch(model, **{"method": "ntk:2", **wrong})
+    assert [patch.scaling for patch in na.patched(model)] == [na.NTK(4.0)]
+    assert torch.equal(run(model, ids), expected)
+    assert model.config.ntk_alibi == entry
+
+
+def test_handles_that_are_forgotten_can_be_undone(ids: torch.Tensor) -> None:
+    model = make_model("bloom")
+    before, stock = state_of(model), run(model, ids)
+    na.unpatch(model)
+    for undo in (lambda: na.patched(model)[0].undo(), lambda: na.unpatch(model)):
+        na.patch(model, "ntk:4")
+        gc.collect()
+        assert not torch.equal(run(model, ids), stock)
+        undo()
+        assert torch.equal(run(model, ids), stock)
+        assert state_of(model) == before
+    assert na.patched(torch.nn.Linear(1, 1)) == []
+
+
+@families
+@forms
+def test_a_patch_of_the_inner_model_is_one_of_the_whole(
+    ids: torch.Tensor, name: str, form: Any
+) -> None:
+    model = make_model(name)
+    na.patch(model, na.NTK(2.0))
+    with na.patch(model.base_model, na.NTK(4.0), attention=form):
+        assert [x.scaling for x in na.patched(model)] == [na.NTK(4.0)]
+        inner = run(model, ids)
+    assert na.patched(model) == []
+    with na.patch(model, na.NTK(4.0), attention=form):
+        assert torch.equal(run(model, ids), inner)
+
+
+def test_parts_that_are_patched_apart() -> None:
+    model = model_of("t5")
+    first, second = na.patch(model.encoder, window=5), na.patch(model.decoder)
+    assert len(na.patched(model)) == 2
+    first.undo()
+    assert [repr(x) for x in na.patched(model)] == [repr(second)]
+    both = na.patch(model, window=3)
+    assert len(na.patched(model)) == 1
+    second.undo()
+    assert "in force" in repr(both)
+    na.unpatch(model)
+    assert na.patched(model) == []
+
+
+@forms
+@families
+def test_copies_are_patched_and_undone_apart(ids: torch.Tensor, name: str, form: Any) -> None:
+    model = make_model(name)
+    stock = run(model, ids)
+    handle = na.patch(model, "ntk:4", attention=form)
+    expected = run(model, ids)
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    handle.undo()
+    for clone in copies:
+        assert torch.equal(run(clone, ids), expected)
+        (own,) = na.patched(clone)
+        assert own.scaling == na.NTK(4.0)
+        with na.patch(clone, "ntk:2"):
+            own.undo()
+            assert [patch.scaling for patch in na.patched(clone)] == [na.NTK(2.0)]
+        assert torch.equal(run(clone, ids), stock)
+    assert torch.equal(run(model, ids), stock)
+
+
+def test_what_is_in_force_is_readable() -> None:
+    model = make_model("bloom")
+    first = na.patch(model)
+    na.patch(model, "dynamic-ntk:2:query:logn=0.5", attention="eager", window=8, sink=2)
+    assert repr(first) == "<patch of BLOOM, plain ALiBi, attention='fused', replaced>"
+    assert [repr(patch) for patch in na.patched(model)] == [
+        "<patch of BLOOM, DynamicNTK(rate=2.0, train_length=2048, per='query'), attention='eager', "
+        "window=8, sink=2, log_n=LogN(train_length=2048, strength=0.5, biased=False), in force>",
+    ]
+
+
+def test_a_handle_has_one_block(ids: torch.Tensor) -> None:
+    """A notebook's cell that runs again must not compute the plain model in silence."""
+    model = make_model("bloom")
+    stock = run(model, ids)
+    handle = na.patch(model, "ntk:4")
+    with handle:
+        expected = run(model, ids)
+        with pytest.raises(ValueError, match="got one inside a block of its own"), handle:
+            pass
+        assert torch.equal(run(model, ids), expected)
+    taken = na.patch(model, "ntk:4")
+    na.patch(model, "ntk:2")
+    for state in ("replaced", "undone"):
+        for wrong in (handle, taken):
+            with pytest.raises(ValueError, match=f"^patch must be .* was {state}: call"), wrong:
+                pass
+        na.unpatch(model)
+    assert torch.equal(run(model, ids), stock)
+
+
+def test_a_warning_of_patch_names_the_line_that_calls_it() -> None:
+    model = make_model("bloom")
+    model.config.seq_length = 64
+    with pytest.warns(UserWarning, match="train_length") as caught:
+        na.patch(model, na.DynamicNTK(2.0, 9))
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_only_this_instance_is_patched(ids: torch.Tensor) -> None:
@@ -112,89 +280,6 @@ def test_a_bias_that_transformers_builds_elsewhere_has_no_effect(
         assert torch.equal(run(model, ids), expected)
 
 
-@attentions
-def test_a_mask_that_transformers_builds_elsewhere_is_an_error(
-    models: dict, ids: torch.Tensor, attention: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This guards against a transformers version that does not ask for our mask."""
-    monkeypatch.setattr(modeling_bloom, "create_causal_mask", lambda *_, **__: None)
-    message = "transformers built the mask of BloomAttention without asking"
-    with (
-        na.patch(models["bloom"], na.NTK(4.0), attention=attention),
-        pytest.raises(RuntimeError, match=message),
-    ):
-        run(models["bloom"], ids)
-
-
-def test_models_without_alibi_are_refused() -> None:
-    llama = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=2,
-        )
-    )  # fmt: skip
-    with pytest.raises(
-        ValueError, match=r"known family \(Baichuan-13B, BLOOM, Falcon, .*\), got LlamaForCausalLM"
-    ):
-        na.patch(llama, na.NTK(2.0))
-    with pytest.raises(ValueError, match="got Linear"):
-        na.patch(torch.nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize(
-    "alibi", [{"position_embedding_type": "alibi"}, {"alibi_starting_size": 512}, {}]
-)
-def test_a_stock_class_of_a_checkpoint_with_code_says_how_to_load_it(alibi: Any) -> None:
-    """As AutoModel gives it for jina-embeddings-v2 and MosaicBERT without the code."""
-    size = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    config = transformers.BertConfig(**size, num_attention_heads=2, alibi_scaling=None, **alibi)
-    with pytest.raises(ValueError, match="got Sequential, which a patch would leave") as caught:
-        na.patch(torch.nn.Sequential(transformers.BertModel(config)))
-    advice = "".join(f"; its config has {name}={value!r}, which" for name, value in alibi.items())
-    assert advice in str(caught.value)
-    assert ("trust_remote_code=True" in str(caught.value)) == bool(alibi)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        (("bloom",), {}, TypeError, "model must be a torch.nn.Module, got str"),
-        ((make_model("bloom"), 4.0), {}, TypeError, "scaling must be None or an object"),
-        (
-            (make_model("bloom"),),
-            {"attention": "flash"},
-            ValueError,
-            "attention must be one of 'fused', 'eager', 'traceable', got 'flash'",
-        ),
-        (
-            (make_model("bloom"),),
-            {"method": "ntk:4"},
-            TypeError,
-            r"second argument, scaling: patch\(model, 'ntk:4'\), got method='ntk:4'",
-        ),
-        ((make_model("bloom"),), {"scalng": "ntk:4"}, TypeError, "keyword argument 'scalng'"),
-    ],
-)
-def test_wrong_arguments(arguments: Any, options: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        na.patch(*arguments, **options)
-
-
-def test_a_patch_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ntk_alibi"):
-        handle = na.patch(make_model("bloom"), "ntk:4")
-    assert caplog.messages == [repr(handle)]
-
-
-def test_warnings_of_patch_name_the_line_that_calls_it() -> None:
-    model = make_model("bloom")
-    model.config.seq_length = 64
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="train_length|same call") as caught:
-            na.patch(model, na.DynamicNTK(2.0, 9))
-        assert {warning.filename for warning in caught} == {__file__}
-
-
 def test_modeling_code_with_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Any, hidden_states: Any, position_bias: Any) -> None: ...
 
@@ -204,24 +289,6 @@ def test_modeling_code_with_other_arguments_is_refused(monkeypatch: pytest.Monke
         RuntimeError, match=r"is not what the BLOOM patch expects: .*forward has no"
     ):
         na.patch(model, na.NTK(2.0))
-
-
-def test_slow_but_exact_models_keep_the_eager_form(ids: torch.Tensor) -> None:
-    model = make_model("bloom", pretraining_tp=2, slow_but_exact=True)
-    with pytest.raises(ValueError, match="attention must be 'eager' for a BLOOM with slow_but"):
-        na.patch(model)
-    stock = run(model, ids)
-    with na.patch(model, attention="eager"):
-        assert torch.equal(run(model, ids), stock)
-
-
-@pytest.mark.parametrize("shape", [(BATCH, LENGTH, LENGTH), (BATCH, LENGTH - 1), (1, LENGTH)])
-def test_masks_of_a_wrong_shape(models: dict, ids: torch.Tensor, shape: Any) -> None:
-    with (
-        na.patch(models["bloom"]),
-        pytest.raises(ValueError, match=r"attention_mask must have shape .*= \(3, 40\)"),
-    ):
-        run(models["bloom"], ids, torch.ones(shape))
 
 
 def test_no_tokens_and_no_rows(models: dict) -> None:
@@ -235,45 +302,3 @@ def test_no_tokens_and_no_rows(models: dict) -> None:
 
 def test_the_tested_versions_are_those_declared() -> None:
     assert transformers_versions.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)
-
-
-def test_unpatch_takes_back_what_others_patched(ids: torch.Tensor) -> None:
-    model = make_model("bloom")
-    before, stock = state_of(model), run(model, ids)
-    assert na.patched(model) == []
-    na.patch(model, na.NTK(2.0))
-    kept = na.patch(model.transformer, na.FlatHeads(8.0), attention="eager")
-    found = na.patched(model)
-    assert [(x.scaling, x.attention) for x in found] == [
-        (na.NTK(2.0), "fused"),
-        (na.FlatHeads(8.0), "eager"),
-    ]
-    found[0].undo()
-    assert [x.scaling for x in na.patched(model)] == [kept.scaling]
-    clone = copy.deepcopy(model)
-    na.unpatch(model)
-    na.unpatch(model)
-    assert na.patched(model) == []
-    assert state_of(model) == before
-    assert torch.equal(run(model, ids), stock)
-    assert [x.scaling for x in na.patched(clone)] == [kept.scaling]
-    kept.undo()
-    na.unpatch(clone)
-    assert torch.equal(run(clone, ids), stock)
-
-
-def test_unpatch_keeps_what_a_configuration_asks_for(ids: torch.Tensor) -> None:
-    model = make_model("bloom", attn_implementation="ntk_alibi")
-    stock = run(model, ids)
-    na.patch(model, na.NTK(4.0))
-    na.unpatch(model)
-    assert na.patched(model) == []
-    assert torch.equal(run(model, ids), stock)
-
-
-def test_modules_without_attention_have_no_patches() -> None:
-    assert na.patched(torch.nn.Linear(1, 1)) == []
-    na.unpatch(torch.nn.Linear(1, 1))
-    for function in (na.patched, na.unpatch):
-        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
-            function("bloom")

@@ -139,16 +139,3 @@ def test_an_attention_that_replaces_a_patched_one_is_refused(family: str) -> Non
     setattr(model.get_submodule(parent), child, stock.get_submodule(name))
     with pytest.raises(RuntimeError, match="patch again after replacing layers"):
         output(model)
-
-
-@pytest.mark.parametrize("family", DECODERS)
-def test_layers_that_are_taken_out_or_repeated_run(family: str) -> None:
-    model = model_of(family)
-    stock = copy.deepcopy(model)
-    na.patch(model)
-    for x in (model, stock):
-        layers = next(y for y in x.modules() if isinstance(y, nn.ModuleList))
-        layers.append(copy.deepcopy(layers[1]))
-        del layers[0]
-        x.config.use_cache = False
-    torch.testing.assert_close(output(model), output(stock), atol=1e-5, rtol=1e-4)

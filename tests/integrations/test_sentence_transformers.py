@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{i}" for i in range(59))]
 TEXTS = [" ".join(f"w{(i * k) % 59}" for i in range(5 * k)) for k in (1, 3, 7, 2)]
-NAMED = {"attn_implementation": "ntk_alibi"}
 
 #: Float32 sums through two layers, at states of about 1.
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
@@ -36,11 +35,10 @@ POOLED = [("MPNetModel", "mean"), ("T5EncoderModel", "mean"), ("JinaBertModel", 
           ("BloomModel", "mean"), ("BloomModel", "lasttoken")]  # fmt: skip
 pooled = pytest.mark.parametrize(("name", "pooling"), POOLED)
 
-#: Ways to patch: what is loaded, and what patches it then.
-WAYS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
-    "whole": ({}, na.patch),
-    "inner": ({}, lambda model: na.patch(model[0].model)),
-    "by name": (NAMED, lambda model: None),
+#: Ways to patch.
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "whole": na.patch,
+    "inner": lambda model: na.patch(model[0].model),
 }
 ways = pytest.mark.parametrize("way", WAYS)
 
@@ -98,19 +96,16 @@ def embedder(folder: str, pooling: str = "mean", **options: Any) -> Any:
 @pooled
 @ways
 def test_texts_are_embedded_as_before(save: Any, name: str, pooling: str, way: str) -> None:
-    if name == "JinaBertModel" and way == "by name":
-        pytest.skip("remote code has no such name")
-    folder, (loaded, patch) = save(name), WAYS[way]
+    folder = save(name)
     plain = embedder(folder, pooling).encode(TEXTS, batch_size=3)
-    model = embedder(folder, pooling, **loaded)
-    handle = patch(model)
+    model = embedder(folder, pooling)
+    handle = WAYS[way](model)
     found = model.encode(TEXTS, batch_size=3)
     np.testing.assert_allclose(found, plain, **CLOSE)
     assert not np.array_equal(found, plain)  # other sums: the patch is there
-    if handle is not None:
-        assert na.patched(model)
-        handle.undo()
-        np.testing.assert_array_equal(model.encode(TEXTS, batch_size=3), plain)
+    assert na.patched(model)
+    handle.undo()
+    np.testing.assert_array_equal(model.encode(TEXTS, batch_size=3), plain)
 
 
 def test_a_scaling_changes_embeddings_as_it_changes_the_model(save: Any) -> None:
@@ -124,11 +119,10 @@ def test_a_scaling_changes_embeddings_as_it_changes_the_model(save: Any) -> None
     assert abs(model.encode(TEXTS[2:3]) - expected).max() > 20 * CLOSE["atol"]
 
 
-@pytest.mark.parametrize("way", ["whole", "by name"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_pool_of_processes(save: Any, way: str) -> None:
-    loaded, patch = WAYS[way]
-    model = embedder(save("BloomModel"), **loaded)
-    patch(model)
+    model = embedder(save("BloomModel"))
+    WAYS[way](model)
     expected = model.encode(TEXTS)
     pool = model.start_multi_process_pool(["cpu", "cpu"])
     try:
@@ -168,15 +162,15 @@ def test_a_step_of_training(save: Any, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["BloomModel", "MPNetModel"])
-def test_a_saved_model_is_loaded_by_name(save: Any, name: str, tmp_path: Path) -> None:
+def test_a_saved_patch_is_followed(save: Any, name: str, tmp_path: Path) -> None:
     model, stock = embedder(save(name)), embedder(save(name)).encode(TEXTS)
     with na.patch(model, window=4):
         expected = model.encode(TEXTS)
         model.save_pretrained(str(tmp_path / "saved"))
-    named = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu", model_kwargs=NAMED)
-    np.testing.assert_allclose(named.encode(TEXTS), expected, **CLOSE)
-    plain = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    np.testing.assert_allclose(plain.encode(TEXTS), stock, **CLOSE)
+    loaded = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(loaded.encode(TEXTS), stock, **CLOSE)
+    na.patch(loaded)
+    np.testing.assert_allclose(loaded.encode(TEXTS), expected, **CLOSE)
     assert abs(expected - stock).max() > 1e-3
 
 
@@ -187,29 +181,27 @@ def test_a_saved_model_is_loaded_by_name(save: Any, name: str, tmp_path: Path) -
 )  # fmt: skip
 @ways
 def test_a_cross_encoder(save: Any, name: str, family: str, way: str) -> None:
-    loaded, patch = WAYS[way]
     folder = save(name, family, eos_token_id=2)
     pairs = [(a + " </s>", b + " </s>") for a, b in zip(TEXTS, TEXTS[::-1], strict=True)]
     plain = st.CrossEncoder(folder, device="cpu").predict(pairs)
-    model = st.CrossEncoder(folder, device="cpu", model_kwargs=loaded)
-    patch(model)
+    model = st.CrossEncoder(folder, device="cpu")
+    WAYS[way](model)
     np.testing.assert_allclose(model.predict(pairs), plain, **CLOSE)
 
 
 @ways
 def test_a_sparse_encoder(save: Any, way: str) -> None:
     sparse = pytest.importorskip("sentence_transformers.sparse_encoder.modules")
-    loaded, patch = WAYS[way]
     folder = save("MPNetForMaskedLM", "mpnet")
 
-    def made(**options: Any) -> Any:
+    def made() -> Any:
         parts = [
-            sparse.Transformer(folder, transformer_task="fill-mask", model_kwargs=options),
+            sparse.Transformer(folder, transformer_task="fill-mask"),
             sparse.SpladePooling(),
         ]
         return st.SparseEncoder(modules=parts, device="cpu")
 
     plain = made().encode(TEXTS).to_dense()
-    model = made(**loaded)
-    patch(model)
+    model = made()
+    WAYS[way](model)
     torch.testing.assert_close(model.encode(TEXTS).to_dense(), plain, **CLOSE)

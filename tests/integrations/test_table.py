@@ -95,7 +95,7 @@ def test_threes(family: str, way: str) -> None:
     ("family", "way"),
     [
         *itertools.product(QUICK, ["compiled"]),
-        *itertools.product(DECODERS, ["continuous batching", "exported"]),
+        *itertools.product(DECODERS, ["exported"]),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 
 import ntk_alibi as na
 import ntk_alibi.integrations  # registers the name
-from model_runs import run
 from small_models import make_model
 
 CONFIGS: dict[str, dict[str, int]] = {
@@ -38,16 +34,6 @@ def test_an_object_takes_what_its_name_takes(name: str, train_length: int) -> No
 def test_a_bloom_that_does_not_say_was_trained_at_2048() -> None:
     with na.patch(make_model("bloom"), na.DynamicNTK()) as handle:
         assert handle.scaling == na.DynamicNTK(train_length=2048)
-
-
-def test_a_configured_model_takes_its_own(ids: torch.Tensor) -> None:
-    options: dict[str, Any] = {"attn_implementation": "ntk_alibi", "max_seq_len": 64}
-    scaling = na.DynamicFlatHeads(8.0)
-    model = make_model("mpt", **options, alibi_scaling=scaling)
-    assert "original_max_position_embeddings" not in model.config.alibi_scaling
-    stock = make_model("mpt", max_seq_len=64)
-    with na.patch(stock, na.DynamicFlatHeads(8.0, 64)):
-        assert torch.equal(run(model, ids), run(stock, ids))
 
 
 @lengths

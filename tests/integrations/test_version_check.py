@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAttention
@@ -83,23 +82,6 @@ def test_older_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatc
     pretend(monkeypatch, version)
     with pytest.raises(RuntimeError, match=rf"transformers must be >= 5.4 .* got {version}"):
         na.patch(model_of("bloom"))
-
-
-def test_a_model_by_name_is_checked_before_its_weights_are_there() -> None:
-    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
-    config.alibi_scaling = {"alibi_type": "ntk", "factor": 4.0}
-    with torch.device("meta"), pytest.warns(UserWarning, match="5.99.0"):
-        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ntk_alibi")
-
-
-ENCODER_AND_DECODER = r"\(encoder: self-attention .*; decoder: self-attention and cross-attention "
-
-
-def test_an_encoder_and_a_decoder_by_name_give_one_warning_of_both() -> None:
-    config, named = model_of("t5").config, {"attn_implementation": "ntk_alibi"}
-    with pytest.warns(UserWarning, match=ENCODER_AND_DECODER) as caught:
-        transformers.AutoModel.from_config(config, dtype=torch.bfloat16, **named)
-    assert len(caught) == 1
 
 
 def test_the_warning_of_an_encoder_does_not_name_a_decoder_that_differs(

@@ -19,11 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 FOLDER = "tests/integrations"
 BLOOM = f"{FOLDER}/families/test_bloom.py"
-CACHES = (
-    f"{FOLDER}/test_cache_argument.py",
-    f"{FOLDER}/test_packed_segments.py::test_continuous_batching_gives_the_tokens_of_generate",
-    f"{FOLDER}/test_packed_segments.py::test_continuous_batching_says_why_it_fails",
-)
+CACHES = (f"{FOLDER}/test_cache_argument.py",)
 
 #: Versions, and what of the quick tests runs on them: all on the oldest, BLOOM's tests on 5.18,
 #: where generate() passes a mask of ones on, and on 5.20, where it drops it and the model builds

@@ -16,8 +16,8 @@ from transformers import FalconConfig, PreTrainedModel
 import ntk_alibi as na
 from ntk_alibi.integrations.families import transformers_families
 
-#: The ways: transformers' own code, `patch`, and our attn_implementation.
-WAYS = STOCK, FUSED, CONFIGURED = "stock", "fused", "configured"
+#: The ways: transformers' own code, and `patch`.
+WAYS = STOCK, PATCHED = "stock", "patched"
 
 #: The environment variable with the way of a run.
 VARIABLE = "NTK_ALIBI_PEERS_WAY"
@@ -27,12 +27,9 @@ FAMILIES = transformers_families()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the models of this run patched ones."""
-    way = os.environ[VARIABLE]
-    _wrap(FalconConfig, "__init__", after=_give_alibi)
-    if way == CONFIGURED:
-        _wrap(PreTrainedModel, "__init__", before=_give_our_name)
-    elif way == FUSED:
-        _wrap(PreTrainedModel, "post_init", after=_patch)
+    _wrap(FalconConfig, "__init__", _give_alibi)
+    if os.environ[VARIABLE] == PATCHED:
+        _wrap(PreTrainedModel, "post_init", _patch)
 
 
 def _give_alibi(config: Any, **given: Any) -> None:
@@ -40,37 +37,18 @@ def _give_alibi(config: Any, **given: Any) -> None:
     config.alibi = given.get("alibi", True)
 
 
-def _has_bias(config: Any) -> bool:
-    """Return whether models of a configuration have a bias: Falcons may be rotary."""
-    return bool(getattr(config, "alibi", True))
-
-
-def _give_our_name(_: Any, config: Any, *__: Any, **___: Any) -> None:
-    """Choose our attention for a configuration of a family whose test chose none."""
-    ours = isinstance(config, tuple(family.config_class() for family in FAMILIES))
-    if ours and _has_bias(config) and config._attn_implementation is None:
-        config._attn_implementation = "ntk_alibi"
-
-
 def _patch(model: Any) -> None:
-    """Patch a model that was just made."""
-    if any(family.matches(model) for family in FAMILIES) and _has_bias(model.config):
+    """Patch a model that was just made; Falcons may be rotary."""
+    if any(family.matches(model) for family in FAMILIES) and getattr(model.config, "alibi", True):
         na.patch(model)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
-
-
-def _wrap(
-    owner: Any, name: str, *, before: Callable[..., None] = _nothing, after: Any = _nothing
-) -> None:
-    """Let a method of a class do something more, with the same arguments."""
+def _wrap(owner: Any, name: str, after: Callable[..., None]) -> None:
+    """Let a method of a class do something more at its end, with the same arguments."""
     stock = getattr(owner, name)
 
     @functools.wraps(stock)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        before(self, *args, **kwargs)
         stock(self, *args, **kwargs)
         after(self, *args, **kwargs)
 

@@ -25,12 +25,6 @@ BASELINES = Path(__file__).parent / "baseline_images"
 TOLERANCE = 3.0
 
 
-def test_every_picture_is_tested() -> None:
-    drawn = set(PICTURES) - {"accuracy_curves_by_distance", "perplexity_curves"}
-    others = {"attention_maps", "explore", "study_figure", "style"}
-    assert drawn == set(plots.__all__) - others
-
-
 def textless(name: str, theme: str) -> Figure:
     """Return a small figure of a picture without anything that depends on fonts."""
     with plots.style(theme):  # type: ignore[arg-type]

@@ -11,116 +11,84 @@ import torch
 
 import ntk_alibi as na
 from ntk_alibi import plots
-from pictures import Letters, explorer, random_model, stats, summary
+from pictures import Letters, random_model, stats, summary
+from refusals import Table, cases, check_line
 
-
-def attention_maps(text: Any = "x", **options: Any) -> Any:
-    return plots.attention_maps(random_model(), Letters(), text, **options)
-
-
-WRONG_VALUES = [
-    (lambda: plots.slopes(0), "num_heads must be between 1"),
-    (lambda: plots.receptive_field(na.ALiBi(4), shares=[2]), "share must be"),
-    (lambda: plots.bias_maps(na.ALiBi(4), heads=[5]), "heads must be between 1 an"),
-    (lambda: plots.bias_maps(na.ALiBi(4), quantity="x"), "quantity must be one of"),
-    (lambda: plots.mask(4, window=0), "window must be between 1"),
-    (lambda: plots.blocks(stats(), batch=1), "batch must be between 0 and 0"),
-    (lambda: plots.block_mask(np.ones((1, 2, 3, 4), bool), head=3), "head must be between 1 and 2"),
-    (lambda: plots.block_mask(np.ones((1, 2, 0, 4), bool)), "mask must have pairs to draw, got"),
-    (lambda: plots.style("sepia").__enter__(), "theme must be one of 'light', 'd"),
-    (lambda: plots.accuracy_curves(summary(), "x"), "task must be one of 'lines'"),
-    (
-        lambda: plots.extrapolation_curves([1, 2], {"a": [1]}),
-        r"values\['a'\] must have 2 values, got 1",
+REFUSED: Table = {
+    "plots.slopes": (plots.slopes, {"num_heads": 4}, [
+        ("num_heads", ValueError, {"num_heads": 0}),
+        ("scaling", ValueError, {"scalings": na.Knee(4, 2.0)}),
+        ("scaling", TypeError, {"scalings": na.NTK}),
+        ("ax", TypeError, {"ax": 3}),
+    ]),
+    "plots.receptive_field": (plots.receptive_field, {"biases": na.ALiBi(4)}, [
+        ("bias", TypeError, {"biases": 3}),
+        ("share", ValueError, {"shares": [2]}),
+        ("heads x longest", ValueError, {"biases": na.ALiBi(10_000)}),
+    ]),
+    "plots.bias_maps": (plots.bias_maps, {"bias": na.ALiBi(4)}, [
+        ("heads", ValueError, {"heads": [5]}),
+        ("heads", TypeError, {"heads": 3}),
+        ("quantity", ValueError, {"quantity": "x"}),
+        ("heads x query_length x key_length", ValueError, {"query_length": 20_000}),
+    ]),
+    "plots.mask": (plots.mask, {"query_length": 4}, [
+        ("window", ValueError, {"window": 0}),
+        ("query_length x key_length", ValueError, {"query_length": 5000}),
+    ]),
+    "plots.block_mask": (plots.block_mask, {"mask": np.ones((1, 2, 3, 4), bool)}, [
+        ("head", ValueError, {"head": 3}),
+        ("mask", ValueError, {"mask": np.ones((1, 2, 0, 4), bool)}),
+    ]),
+    "plots.blocks": (plots.blocks, {"stats": stats()}, [
+        ("batch", ValueError, {"batch": 1}),
+        ("stats", TypeError, {"stats": np.ones(3)}),
+    ]),
+    "plots.accuracy_curves": (plots.accuracy_curves, {"summary": summary(), "task": "lines"}, [
+        ("task", ValueError, {"task": "x"}),
+        ("summary", TypeError, {"summary": 3}),
+    ]),
+    "plots.extrapolation_curves": (plots.extrapolation_curves, {"lengths": [1, 2]}, [
+        ("values", ValueError, {"values": {"a": [1]}}),
+    ]),
+    "plots.exact_positions": (plots.exact_positions, {}, [
+        ("shares", TypeError, {"shares": 3}),
+        ("shares", TypeError, {"shares": {"a": 3}}),
+    ]),
+    "plots.rounded_positions": (plots.rounded_positions, {}, [
+        ("rounded", ValueError, {"rounded": {"a": ([1], [1, 2])}}),
+        ("rounded", TypeError, {"rounded": {"a": "b"}}),
+    ]),
+    "plots.alibi_rows": (plots.alibi_rows, {}, [
+        ("rows", ValueError, {"rows": {}}),
+        ("rows", TypeError, {"rows": {"a": 3}}),
+    ]),
+    "plots.attention_maps": (
+        plots.attention_maps,
+        {"model": random_model(), "tokenizer": Letters(), "text": "x"},
+        [
+            ("model", TypeError, {"model": "bloom"}),
+            ("model", TypeError, {"model": torch.nn.Linear(1, 1)}),
+            ("tokenizer", TypeError, {"tokenizer": None}),
+            ("text", TypeError, {"text": 3}),
+            ("text", ValueError, {"text": "x" * 11586}),
+            ("number of tokens of text", ValueError, {"text": ""}),
+            ("layers", TypeError, {"layers": []}),
+            ("layer", ValueError, {"layers": [2]}),
+            ("heads", TypeError, {"heads": 3}),
+            ("methods", TypeError, {"methods": "ntk:4"}),
+            ("a method", TypeError, {"methods": [4]}),
+            ("maps of methods x layers x heads", ValueError, {"methods": ["ntk:2"] * 65}),
+        ],
     ),
-    (lambda: plots.rounded_positions({"a": ([1], [1, 2])}), "two arrays of one length, got 1 an"),
-    (lambda: plots.alibi_rows({}), "rows must have at least one label"),
-    (
-        lambda: plots.bias_maps(na.ALiBi(8), 20000),
-        "heads x query_length x key_length must be at most 536870912 in a picture, got 3200000000",
-    ),
-    (
-        lambda: plots.bias_maps(na.ALiBi(100_000), 32),
-        "cells of all heads must be at most 16777216 in a picture, got 102400000",
-    ),
-    (lambda: plots.mask(5000), "query_length x key_length must be at most 16777216 in"),
-    (
-        lambda: plots.receptive_field(na.ALiBi(10_000)),
-        "heads x longest must be at most 536870912 in a picture, got ",
-    ),
-    (lambda: plots.slopes(8, []), "a picture must show at least one scaling or bias,"),
-    (
-        lambda: plots.attention_map(random_model(), Letters(), "x", layer=2),
-        "layer must be between -2 and 1, got 2",
-    ),
-    (lambda: attention_maps(text=""), "number of tokens of text must be between 1"),
-    (lambda: attention_maps(text="x" * 11586), "text must have at most 11585 tokens"),
-    (
-        lambda: attention_maps(methods=["ntk:2"] * 65),
-        "maps of methods x layers x heads must be at most 256 in a picture, got 260",
-    ),
-]
-
-WRONG_TYPES = [
-    (lambda: plots.slopes(8, na.NTK), "scaling must be None or an object"),
-    (lambda: plots.receptive_field(3), "bias must be an object with num_heads"),
-    (lambda: plots.bias_maps(na.ALiBi(4), heads=3), "heads must be None or heads"),
-    (lambda: plots.blocks(np.ones(3)), "stats must come from attention"),
-    (lambda: plots.slopes(16, ax=3), "ax must be one matplotlib Axes, or None, got int"),
-    (lambda: plots.study_figure({}), r"summary must be a Summary, as .* return it, got \{\}"),
-    (lambda: plots.accuracy_curves(3, "lines"), "summary must be a Summary, as .*, got 3"),
-    (lambda: plots.exact_positions(3), "shares must be a mapping from labels"),
-    (lambda: plots.exact_positions({"a": 3}), r"shares\['a'\] must be a mapping from l"),
-    (
-        lambda: plots.rounded_positions({"a": "b"}),
-        r"rounded\['a'\] must be a pair of one-dimensional arrays",
-    ),
-    (lambda: plots.alibi_rows({"a": 3}), r"rows\['a'\] must be a one-dimensional array, got 3"),
-    (lambda: plots.attention_map(random_model(), None, "x"), "tokenizer must be the model's"),
-    (
-        lambda: plots.attention_map("bloom", Letters(), "x"),
-        "model must be a torch.nn.Module, got str",
-    ),
-    (
-        lambda: plots.attention_map(torch.nn.Linear(1, 1), Letters(), "x"),
-        "model must be a transformers model whose config names num_hidden_layers",
-    ),
-    (lambda: attention_maps(text=3), "text must be a string, got 3"),
-    (lambda: attention_maps(layers=[]), "layers must be None or a sequence of layers"),
-    (lambda: attention_maps(heads=3), "heads must be None or heads counted from 1"),
-    (lambda: attention_maps(methods="ntk:4"), "methods must be None or a sequence of m"),
-    (lambda: attention_maps(methods=[4]), "a method must be a name such as 'ntk:4', a"),
-]
-
-ROWS = [(call, ValueError, message) for call, message in WRONG_VALUES]
-ROWS += [(call, TypeError, message) for call, message in WRONG_TYPES]
-
-OF_THE_EXPLORER = [
-    (lambda: explorer(cells=0), ValueError, "cells must be between 1"),
-    (lambda: explorer(cells=1025), ValueError, "cells must be at most 1024 for 32 maps of methods"),
-    (
-        lambda: explorer(methods=[f"ntk:{n}" for n in range(1, 4098)]),
-        ValueError,
-        "methods or layers must be fewer: a page has at most 32768 maps of methods x layers",
-    ),
-    (lambda: explorer(methods=["ntk:2", na.NTK(2.0)]), ValueError, "methods must differ, got"),
-    (lambda: explorer(methods=[]), ValueError, r"methods must hold at least one, got \[\]"),
-    (lambda: explorer().save("weights.pdf"), ValueError, "the ending of path must be one of '.htm"),
-    (lambda: explorer().save(3), TypeError, "path must be a string or a path, got 3"),
-]
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "error", "message"), ROWS)
-def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-    assert plt.get_fignums() == []
-
-
-@pytest.mark.parametrize(("call", "error", "message"), OF_THE_EXPLORER)
-def test_mistakes_of_the_explorer_are_named(
-    call: Any, error: type[Exception], message: str
+@pytest.mark.parametrize(("function", "given", "argument", "error"), cases(REFUSED))
+def test_a_picture_is_refused(
+    function: Any, given: dict[str, Any], argument: str, error: type[Exception]
 ) -> None:
-    pytest.importorskip("bokeh", reason="bokeh is not installed")
-    with pytest.raises(error, match=message):
-        call()
+    with pytest.raises(error) as caught:
+        function(**given)
+    check_line(caught.value, argument)
+    assert plt.get_fignums() == []

@@ -8,41 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fuzz.draw import Draw
+from fuzz.drawn.rotations import drawn_rotation
+from fuzz.oracle.products import Rotated
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ntk_alibi as na
-from attention_calls import ROTARY, Call, calls, masked, places, reference_scores
-from attention_checks import NUMPY, UNIT, check, expected, inputs, random, visible
+from attention_checks import NUMPY, UNIT, check, inputs, random, visible
 from ntk_alibi.fused.parts import LEAST_LOG_FACTOR
+from rotary_scores import ROTARY, products, reference_scores
 
 
-@st.composite
-def rotated_calls(draw: st.DrawFn) -> tuple[Call, Any, int | None]:
-    call = draw(calls())
-    dim = call.query.shape[3]
-    kinds = list(ROTARY) if call.options["causal"] else ["RoPE"]
-    kind = draw(st.sampled_from([None, *kinds])) if dim > 1 else None
-    log_n = draw(st.sampled_from((None, 2, 16, 100)))
-    if kind is None:
-        return call, None, log_n
-    channels = 2 * draw(st.integers(1, min(dim // 2, 8)))
-    layout = draw(st.sampled_from(("pairs", "halves")))
-    return call, ROTARY[kind](dim, layout=layout, rotary_dim=channels), log_n
-
-
-@given(drawn=rotated_calls())
-def test_any_call_with_rotary_and_log_n_is_the_reference(drawn: Any) -> None:
-    call, rotary, log_n = drawn
-    arrays = call.query, call.key, call.value
-    tolerance = call.options["skip_tolerance"]
-    seen = masked(call)
-    scores, scale = reference_scores(
-        arrays, rotary, *places(call), seen, log_n, call.options["scale"]
-    )
-    output, logsumexp, stats = call.run(rotary=rotary, log_n=log_n, return_stats=True)
-    check(*arrays, call.dense_bias, (output, logsumexp), scale, tolerance, scores=scores)
-    assert (stats.visited <= stats.visible).all()
+@given(seed=st.integers(0, 2**32))
+def test_the_fuzzers_rotations_are_the_papers(seed: int) -> None:
+    """`tests/test_fuzz.py` compares rotated attention with them on every instruction set."""
+    draw = Draw("rotations", seed)
+    dim = draw.integer(2, 40)
+    rotary, rotation = drawn_rotation(draw, dim, causal=True)
+    query, key = draw.normal(1, 2, 5, dim), draw.normal(1, 2, 9, dim)
+    q, k = np.arange(20, 25), np.arange(9) * 2
+    distance = (q[:, None] - k)[None, None].astype(np.float64)
+    found = Rotated(query, key, 1.0, rotation, distance)
+    error = np.abs(found.values - products(rotary, query, key, q, k))
+    assert (error <= 1e-12 * found.sizes + 1e-12)[0, 0, distance[0, 0] >= 0].all()
 
 
 @pytest.mark.parametrize("dtype", list(NUMPY))
@@ -88,16 +77,6 @@ def test_xpos_over_many_centres_is_the_papers_sum() -> None:
         seen = visible(q, k, **options)
         result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
         check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
-
-
-@pytest.mark.parametrize("options", [{}, {"window": 140_000}])
-def test_xpos_over_many_keys_is_the_papers_sum(options: dict[str, Any]) -> None:
-    arrays, rotary = inputs(1, 1, 1, 3, 200_000, 4), na.XPOS(4)
-    q, k = np.arange(199_997, 200_000), np.arange(200_000)
-    seen = visible(q, k, **options)
-    scores, scale = reference_scores(arrays, rotary, q, k, seen)
-    result = na.attention(*arrays, rotary=rotary, return_logsumexp=True, **options)
-    check(*arrays, np.where(seen, 0.0, -np.inf), result, scale, scores=scores)
 
 
 def test_decayed_keys_count_with_a_score_of_zero() -> None:
@@ -190,40 +169,3 @@ def test_stretched_is_transformers(kind: str, scaling: Any) -> None:
     turned = na.RoPE(64).stretched(scaling(8.0)).rotate(ones, np.array([1]))[0, 0, 0]
     mine = np.arctan2(turned[1::2], turned[0::2])
     np.testing.assert_allclose(mine, theirs.numpy(), rtol=8 * UNIT)
-
-
-def test_ntk_leaves_the_fastest_pair_and_divides_the_slowest() -> None:
-    ones = np.tile([1.0, 0.0], 8)[None, None, None]
-    before, after = (
-        np.arctan2(x[1::2], x[0::2])
-        for x in (
-            rope.rotate(ones, np.array([1]))[0, 0, 0]
-            for rope in (na.RoPE(16), na.RoPE(16).stretched(na.NTK(4.0)))
-        )
-    )
-    np.testing.assert_allclose((before / after)[[0, -1]], [1.0, 4.0], rtol=1e-12)
-
-
-def test_keys_rotated_once_give_the_same_attention() -> None:
-    query, key, value = inputs(1, 2, 2, 3, 50, 16)
-    rope = na.RoPE(16)
-    kept = rope.rotate(key), value
-    moved = rope.rotate(query, np.arange(47, 50))
-    whole = na.attention(query, key, value, na.ALiBi(2), rotary=rope)
-    np.testing.assert_array_equal(na.attention(moved, *kept, na.ALiBi(2)), whole)
-
-
-@pytest.mark.parametrize("name", ROTARY)
-def test_scores_depend_on_distance_only(name: str) -> None:
-    arrays = inputs(1, 1, 1, 8, 30, 8)
-    q, k = np.arange(22, 30), np.arange(30)
-    results = [
-        na.attention(*arrays, rotary=ROTARY[name](8), query_positions=q + at, key_positions=k + at,
-                     return_logsumexp=True)
-        for at in (0, 12_345, 2**31 - 31)
-    ]  # fmt: skip
-    scores, scale = reference_scores(arrays, ROTARY[name](8), q, k, visible(q, k))
-    what = expected(*arrays, np.where(visible(q, k), 0.0, -np.inf), scale, scores=scores)
-    for output, logsumexp in results:
-        assert (np.abs(output - what.output) <= what.output_error).all()
-        assert (np.abs(logsumexp - what.logsumexp) <= what.logsumexp_error).all()

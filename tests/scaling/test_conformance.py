@@ -207,8 +207,13 @@ class OwnWeights(na.NTK):
 
 @pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
 @pytest.mark.parametrize(
-    "scaling", [*PACKAGED, OnlyFlatHeads(), OwnWeights(4.0)], ids=lambda x: type(x).__name__
-)
+    "scaling",
+    [
+        na.NTK(4.0), na.DynamicNTK(2.0, 20, per="query"), OnlyFlatHeads(), OwnWeights(4.0),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in PACKAGED),
+    ],
+    ids=lambda x: type(x).__name__,
+)  # fmt: skip
 def test_compiled_attention_has_its_slopes_or_is_refused(scaling: Any) -> None:
     """Tracing knows the package's scalings; others need explicit slopes."""
     torch.compiler.reset()

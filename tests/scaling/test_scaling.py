@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import ntk_alibi as na
 
@@ -29,17 +28,6 @@ def test_knees_are_values_with_a_config(knee: Any) -> None:
     assert eval(repr(knee), vars(na)) == knee
     assert hash(pickle.loads(pickle.dumps(knee))) == hash(knee)
     assert na.scaling_from_config(knee.to_config()) == knee
-
-
-def test_scalings_are_frozen() -> None:
-    for scaling in (na.NTK(4.0), na.DynamicNTK(), na.Knee(4, 2.0)):
-        with pytest.raises(FrozenInstanceError):
-            scaling.layers = (3,)
-
-
-def test_numeric_types_make_the_same_scaling() -> None:
-    assert na.NTK(4) == na.NTK(np.float32(4.0)) == na.NTK(factor=np.int64(4))
-    assert na.DynamicNTK(1, np.int64(2048)) == na.DynamicNTK(train_length=2048)
 
 
 def test_configs_in_the_manner_of_transformers() -> None:
@@ -115,20 +103,6 @@ def test_layers_are_numbers() -> None:
     assert json.loads(json.dumps(scaling.to_config()))["layers"] == [1, 3]
 
 
-class HalfOfTheHeads:
-    """A user's own scaling: only the flatter half of the heads is interpolated."""
-
-    def scale_exponents(self, exponents, lengths=None):
-        return exponents + (exponents > np.median(exponents))
-
-
-class ByLength:
-    per = "sequence"
-
-    def scale_exponents(self, exponents, lengths=None):
-        return exponents[None] + np.log2(lengths[:, None])
-
-
 class Divided:
     """A scaling with Python's hash, whose attribute may change."""
 
@@ -149,16 +123,6 @@ def test_slopes_are_those_of_a_scaling_as_it_is_now() -> None:
         np.testing.assert_array_equal(na.attention(*inputs, mine), expected)
 
 
-def test_users_own_scalings() -> None:
-    slopes = na.alibi_slopes(4, HalfOfTheHeads())
-    assert slopes.tolist() == [2.0**-2, 2.0**-4, 2.0**-7, 2.0**-9]
-    slopes = na.alibi_slopes(4, ByLength(), lengths=[1, 8])
-    assert slopes[:, 0].tolist() == [2.0**-2, 2.0**-5]
-    mask = np.array([[0, 1, 1]])
-    bias = na.build_alibi_tensor(mask, 4, np.float32, ByLength())
-    assert bias[:, 0, 2].tolist() == [2.0**-3, 2.0**-5, 2.0**-7, 2.0**-9]
-
-
 @pytest.mark.parametrize(
     ("heads", "share", "flat"),
     [(8, 0.25, 2), (8, 0.26, 3), (1, 0.01, 1), (30, 0.1, 3), (112, 0.25, 28), (6, 1.0, 6)],
@@ -170,20 +134,7 @@ def test_the_flattest_heads_are_flattened_and_no_other(heads: int, share: float,
     assert (ratio[ratio != 8.0] == 1.0).all()
 
 
-@pytest.mark.parametrize("heads", [1, 8, 12, 40])
-def test_max_bias_is_what_other_formats_store(heads: int) -> None:
-    """For 8 heads the slopes equal the slopes from MPT's function."""
-    scaling = na.MaxBias(4.0)
-    number = scaling.max_alibi_bias(heads)
-    plain = na.alibi_slopes(heads).astype(np.float64)
-    np.testing.assert_allclose(na.alibi_slopes(heads, scaling), plain ** (number / 8.0), rtol=1e-6)
-    assert na.alibi_slopes(heads, scaling).min() == pytest.approx(plain.min() / 4.0, rel=1e-6)
-    if heads == 8:
-        theirs = -build_mpt_alibi_tensor(heads, 2, alibi_bias_max=number)[:, 0, 0].numpy()
-        np.testing.assert_allclose(na.alibi_slopes(heads, scaling), theirs, rtol=1e-6)
-
-
-def test_an_infinite_factor_survives_json() -> None:
-    knee = na.Knee(np.int64(7), np.float32(np.inf))
-    assert knee == na.Knee(7, math.inf)
-    assert na.scaling_from_config(json.loads(json.dumps(knee.to_config()))) == knee
+def test_scalings_are_frozen() -> None:
+    for scaling in (na.NTK(4.0), na.DynamicNTK(), na.Knee(4, 2.0)):
+        with pytest.raises(FrozenInstanceError):
+            scaling.layers = (3,)

@@ -208,9 +208,3 @@ def check_linear(what: Expected, result: AttentionGradients, distance: Floats) -
     for mine, reach in ((result.left, behind), (result.right, ahead)):
         assert mine is not None
         assert (np.abs(mine + (what.ds * reach).sum(-1)) <= (errors * reach).sum(-1)).all()
-
-
-def check_dense(what: Expected, result: AttentionGradients) -> None:
-    """Check that the gradient of a dense bias is ds."""
-    assert result.dense is not None
-    assert (np.abs(result.dense - what.ds) <= what.pairs.errors).all()

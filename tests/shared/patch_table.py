@@ -135,12 +135,11 @@ GENERATE = (
 )  # fmt: skip
 DROPOUT = ("dropout", "dropout, gradients", "dropout, checkpoints")
 GRADIENTS = ("gradients", "checkpoints", "reentrant checkpoints", *DROPOUT[1:])
-TEXTS = ("texts by positions", "texts by ids", "texts by ends", "texts, gradients")
 CALLS = ("call", "forward", "base forward", "head", "embeddings", "threads", "weights")
-WAYS = (*CALLS, *PIECES, *GENERATE, *GRADIENTS, "dropout", *TEXTS)
+WAYS = (*CALLS, *PIECES, *GENERATE, *GRADIENTS, "dropout")
 
 #: Ways that take a second and more.
-LONG_WAYS = ("continuous batching", "compiled", "exported")
+LONG_WAYS = ("compiled", "exported")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "family": tuple(FAMILIES),
@@ -149,7 +148,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "option": tuple(OPTIONS),
     "form": ("fused", "eager", "traceable"),
     "padding": tuple(MASKS),
-    "door": ("patch", "by name", "deep copy", "pickle", "over another", "the inner model"),
+    "door": ("patch", "configuration", "deep copy", "pickle", "over another", "the inner model"),
 }
 
 #: Of each kind one family, whose relatives share its code.
@@ -190,24 +189,17 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     ({"way": DROPOUT, "form": ["eager", "traceable"]}, "torch drops other weights"),
     ({"way": DROPOUT, "family": ["baichuan"]}, "it drops none"),
     # Doors.
-    ({"door": ["by name"], "family": REMOTE}, "remote code has no such name"),
-    ({"door": ["by name"], "family": ["pix2struct"]}, "transformers cannot make it so"),
-    ({"door": ["by name"], "scaling": OWN}, "no config holds it"),
-    ({"door": ["by name"], "form": ["traceable"]}, "refused"),
+    ({"door": ["configuration"], "family": [*REMOTE, *TOYS]}, "no class makes them of one"),
+    ({"door": ["configuration"], "scaling": OWN}, "no config holds it"),
     ({"door": ["pickle"], "family": ["baichuan"]}, "its own code has a closure"),
     (
         {"door": ["the inner model"], "family": [*ENCODERS, *BOTH, *TOYS, "t5, encoder"]},
         "it is the model itself",
     ),
-    (
-        {"door": ["the inner model"], "way": [*TEXTS, "continuous batching"]},
-        "transformers' heads do not hand them on",
-    ),
-    ({"door": ["by name"], "way": ["continuous batching"]}, "transformers refuses the name"),
     # Ways.
     (
         {
-            "way": [*PIECES, *TEXTS, "continuous batching", "exported"],
+            "way": [*PIECES, "exported"],
             "family": but("family", *DECODERS),
         },
         "for decoders with a cache, and one stack",
@@ -222,14 +214,16 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     ({"way": WINDOW_CACHES, "form": ["traceable"]}, "refused"),
     ({"way": GENERATE, "padding": ["right"], "family": DECODERS}, "the text has ended"),
     (
-        {"way": [*PIECES, *GENERATE, "continuous batching"], "scaling": ["dynamic, sequence"]},
+        {"way": [*PIECES, *GENERATE], "scaling": ["dynamic, sequence"]},
         "its cache has other slopes, which is a warning",
     ),
     (
-        {"way": [*TEXTS, "continuous batching"], "padding": but("padding", "none")},
-        "rows of several texts have none",
+        {
+            "way": ["generate, static"],
+            "family": [name for name in FAMILIES if name.startswith("falcon")],
+        },
+        "stock Falcon fails, too",
     ),
-    ({"way": [*TEXTS, "continuous batching"], "form": ["traceable"]}, "refused"),
     ({"way": ["exported"], "form": ["fused", "eager"]}, "refused"),
     (
         {
@@ -238,22 +232,17 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
         },
         "by other names",
     ),
-    ({"way": GRADIENTS, "family": ["pix2struct"]}, "as T5"),
-    (
-        {"way": ["reentrant checkpoints"], "family": ["pop2piano"]},
-        "its input, of integers, requires no gradient",
-    ),
     (
         {"way": ["head"], "family": [name for name in FAMILIES if not FAMILIES[name].head]},
         "transformers has none",
     ),
     ({"way": ["base forward"], "family": [*BOTH, *TOYS]}, "it is the model itself"),
     (
-        {"way": ["embeddings"], "family": [*ENCODERS, *TOYS, "pop2piano", "pix2struct"]},
+        {"way": ["embeddings"], "family": [*ENCODERS, *TOYS]},
         "they take none, or nothing else",
     ),
     (
-        {"way": ["weights"], "family": [*TOYS, "mosaic", "baichuan", "pop2piano", "pix2struct"]},
+        {"way": ["weights"], "family": [*TOYS, "mosaic", "baichuan"]},
         "they return none, or their names differ",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -12,13 +13,11 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import ContinuousBatchingConfig, DataCollatorWithFlattening, GenerationConfig
 
 import ntk_alibi as na
 from model_runs import Logits, drop_weights, enable_checkpointing
 from ntk_alibi.integrations.arguments import CACHE
 from patch_table import DROPOUT, GENERATE, GRADIENTS, MASKS, OPTIONS, ROWS, SCALINGS, TOKENS, Row
-from patch_table import TEXTS as TEXTS_WAYS
 from small_models import VOCABULARY
 from table_families import (
     FAMILIES,
@@ -42,7 +41,6 @@ GRADIENTS_CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 IDS = torch.randint(3, VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
 DECODER_MASK = torch.ones((ROWS, DECODED), dtype=torch.long)
 DECODER_MASK[1, :4] = 0
-TEXTS = [IDS[0, :5], IDS[1], IDS[2, :9]]
 
 
 def kind(row: Row) -> str:
@@ -52,7 +50,7 @@ def kind(row: Row) -> str:
 def options_of(row: Row, model: Any) -> dict[str, Any]:
     scaling = SCALINGS[row["scaling"]].scaling(heads_of(model))
     return {
-        "scaling": scaling,
+        "method": "original" if scaling is None else scaling,
         "attention": row["form"],
         **OPTIONS[row["option"]](heads_of(model))[0],
     }
@@ -72,14 +70,14 @@ def patched(row: Row, model: Any) -> Iterator[Any]:
     """Yield a model that is patched in the row's way, and check that nothing is left behind."""
     before = configs(model)
     options, door, beside = options_of(row, model), row["door"], FAMILIES[row["family"]].patch
-    if door == "by name":
-        config = copy.deepcopy(model.config)
-        for name, value in options.items():
-            setattr(config, f"alibi_{name}", value)
-        named = type(model)._from_config(config, attn_implementation="ntk_alibi")
-        named.load_state_dict(model.state_dict())
-        drop_nothing(named)
-        yield named.eval()
+    if door == "configuration":
+        with na.patch(model, **options):
+            text = model.config.to_json_string()
+        other = type(model)(type(model.config).from_dict(json.loads(text))).eval()
+        other.load_state_dict(model.state_dict())
+        drop_nothing(other)
+        na.patch(other)
+        yield other
     elif door in ("deep copy", "pickle"):
         with na.patch(model, **options, **beside):
             pickled = pickle.dumps(model) if door == "pickle" else None
@@ -104,16 +102,8 @@ def given_to(row: Row, model: Any) -> dict[str, Any]:
     if kind(row) != "both":
         return {"input_ids": IDS, "attention_mask": mask}
     decoded = IDS[:, :DECODED].flip(1)
-    states = torch.randn((ROWS, TOKENS, 64), generator=torch.Generator().manual_seed(2))
-    dtype = next(model.parameters()).dtype
-    if row["family"] == "pix2struct":
-        asked = {"encoder_hidden_states": states.to(dtype), "encoder_attention_mask": mask}
-        return {"input_ids": decoded, "attention_mask": DECODER_MASK, "use_cache": False, **asked}
     asked = {"decoder_input_ids": decoded, "decoder_attention_mask": DECODER_MASK}
     asked |= {"use_cache": False}
-    if row["family"] == "pop2piano":  # its forward takes sounds
-        width = model.config.hidden_size
-        return {"inputs_embeds": states[..., :width].to(dtype), "attention_mask": mask, **asked}
     return {"input_ids": IDS, "attention_mask": mask, **asked}
 
 
@@ -232,42 +222,6 @@ def generate(cache: str | None = None, **options: Any) -> Call:
     return run
 
 
-def packed(argument: str) -> Call:
-    """Give all texts in one row, with what says where they end."""
-
-    def run(row: Row, model: Any) -> list[torch.Tensor]:
-        collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
-        batch = collate([{"input_ids": text.tolist()} for text in TEXTS])
-        return [model(batch["input_ids"], **{argument: batch[argument]}).logits[0]]
-
-    return run
-
-
-def one_by_one(row: Row, model: Any) -> list[torch.Tensor]:
-    return [torch.cat([model(text[None]).logits[0] for text in TEXTS])]
-
-
-GREEDY = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": 1, "pad_token_id": 0}
-
-
-def continuous(row: Row, model: Any) -> list[torch.Tensor]:
-    found = model.generate_batch(
-        [text.tolist() for text in TEXTS],
-        generation_config=GenerationConfig(**GREEDY),
-        continuous_batching_config=ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=64),
-    )
-    assert [output.error for output in found.values()] == [None] * len(TEXTS)
-    return [torch.tensor(found[request].generated_tokens) for request in sorted(found)]
-
-
-def generate_one_by_one(row: Row, model: Any) -> list[torch.Tensor]:
-    return [
-        model.generate(text[None], attention_mask=torch.ones_like(text[None]), use_cache=False,
-                       **GREEDY)[0, len(text):]
-        for text in TEXTS
-    ]  # fmt: skip
-
-
 def weights(row: Row, model: Any) -> list[torch.Tensor]:
     """Return the attention weights of real queries, layer by layer."""
     output = model(**given_to(row, model), output_attentions=True)
@@ -344,11 +298,6 @@ WAYS_TO_CALL: dict[str, tuple[Call, Call]] = {
         lambda row, model: [generate(use_cache=False)(row, model)[0][:1]],
     ),
     "chunks of the prompt": (generate(prefill_chunk_size=7), generate(use_cache=False)),
-    "texts by positions": (packed("position_ids"), one_by_one),
-    "texts by ids": (packed("seq_idx"), one_by_one),
-    "texts by ends": (packed("cu_seq_lens_q"), one_by_one),
-    "continuous batching": (continuous, generate_one_by_one),
-    "texts, gradients": (gradients(packed("seq_idx")), gradients(one_by_one)),
     "gradients": (gradients(call), gradients(call)),
     "checkpoints": (gradients(call, {"use_reentrant": False}), gradients(call)),
     "reentrant checkpoints": (gradients(call, {"use_reentrant": True}), gradients(call)),
@@ -385,8 +334,6 @@ def of_oracle(row: Row, model: Any) -> list[torch.Tensor]:
     torch.manual_seed(0)
     mask = kept_of(row).long()
     oracle.masks = {"encoder": mask, "decoder": DECODER_MASK if kind(row) == "both" else mask}
-    if row["way"] in (*TEXTS_WAYS, "continuous batching"):
-        oracle.masks["decoder"] = mask[:1, :1]
     if row["way"] in GENERATE and kind(row) == "both":
         oracle.masks["decoder"] = DECODER_MASK[:, -1:]
     if row["way"] == "weights":

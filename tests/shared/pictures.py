@@ -74,11 +74,6 @@ def weights_of(text: str, scaling: Any = None) -> Any:
     return torch.cat(found).numpy()
 
 
-def explorer(**options: Any) -> plots.explorer.Explorer:
-    methods = options.pop("methods", ["original", "ntk:2", "ntk:8", "knee:4:2"])
-    return plots.explore(random_model(), Letters(), "in the beginning", methods, **options)
-
-
 PICTURES: dict[str, Callable[..., Axes]] = {
     "accuracy_curves": lambda **k: plots.accuracy_curves(summary(), "lines", **k),
     "accuracy_curves_by_distance": lambda **k: plots.accuracy_curves(

@@ -252,7 +252,6 @@ TOY = Layout(("project",), packed, "output", columns=True)
 MOSAIC = Layout(("self.Wqkv",), packed, "output.dense", columns=True, both_sides=True)
 T5 = Layout(("q", "k", "v"), separate, "o", columns=True, buckets="config", scale=1.0)
 MPNET = replace(T5, buckets=(32, 128), scale=None, both_sides=True)
-PIX2STRUCT = replace(T5, inputs=("query", "key", "value"), output="output")
 
 
 @dataclass(frozen=True)
@@ -315,8 +314,6 @@ FAMILIES = {
     "mt5": Family(lambda: make_relative("mT5"), T5, "both"),
     "umt5": Family(lambda: make_relative("UMT5"), T5, "both"),
     "switch": Family(lambda: make_relative("SwitchTransformers"), T5, "both"),
-    "pop2piano": Family(lambda: make_relative("Pop2Piano"), T5, "both"),
-    "pix2struct": Family(lambda: make_relative("Pix2Struct"), PIX2STRUCT, "both"),
     "mpnet": Family(
         lambda: make_relative("MPNet"), MPNET, "buckets", "MPNetForTokenClassification"
     ),

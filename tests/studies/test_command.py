@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -24,11 +23,6 @@ from commands import other_run
 from repository import ROOT
 
 pytestmark = pytest.mark.slow  # of a program beside the package
-
-
-def test_each_item_is_worked_on() -> None:
-    assert sorted(run_in_processes(math.factorial, range(2, 6), 2)) == [2, 6, 24, 120]
-    assert list(run_in_processes(math.factorial, [], 2)) == []
 
 
 def test_a_study_refuses_a_folder_in_which_another_one_works(tmp_path: Path) -> None:

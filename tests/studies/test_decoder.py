@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -52,36 +51,11 @@ def test_every_parameter_gets_a_gradient(scheme: str) -> None:
             assert parameter.grad.any() or name.endswith(without_effect), name
 
 
-def test_a_step_lowers_the_loss_of_its_batch(scheme: str) -> None:
-    model, tokens = decoder(scheme).train(), some_tokens(8)
-
-    def loss() -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(
-            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
-        )
-
-    before = loss()
-    before.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter -= 0.01 * parameter.grad
-    assert loss() < before
-
-
 def test_schemes_share_their_other_first_weights(scheme: str) -> None:
     own, others = decoder(scheme).state_dict(), decoder("none").state_dict()
     shared = {name for name in own if ".positions." not in name}
     assert shared == set(others)
     assert all(torch.equal(own[name], others[name]) for name in shared)
-
-
-def test_logits_of_some_positions_are_those_of_all() -> None:
-    model, tokens = decoder("alibi"), some_tokens()
-    keep = torch.zeros(tokens.shape, dtype=torch.bool)
-    keep[0, 3] = keep[1, 20] = True
-    whole = model(tokens)
-    torch.testing.assert_close(model(tokens, keep), whole[keep], rtol=0, atol=1e-6)
 
 
 def by_torch(
@@ -152,26 +126,6 @@ def test_ssmax_multiplies_score_and_prior_by_a_learned_log_n(window: int | None)
     factors = strength[:, None, None] * seen.clamp(min=2).log()[:, None]
     expected = by_torch(model, tokens, prior, factors)
     torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-5)
-
-
-def test_a_step_moves_the_learned_factor_of_log_n() -> None:
-    model = decoder("bam-flat-ssmax")
-    model(some_tokens()).logsumexp(-1).sum().backward()
-    positions: Any = model.layers[0].positions
-    assert positions.strength.tolist() == [1.0] * 4
-    assert positions.strength.grad.abs().min() > 0
-
-
-def test_first_weights_have_the_deviation_that_is_asked_for() -> None:
-    place = LayerShape(heads=4, hidden_size=64, train_length=32)
-    for std in (0.02, 0.06):
-        made = SCHEMES["none"]
-        torch.manual_seed(0)
-        model = Decoder(500, 1, 64, 4, partial(made, place), first_weights_std=std)
-        for name in ("word_embeddings", "layers.0.query", "layers.0.down"):
-            weight = model.get_submodule(name).weight.detach()
-            # 4096 parameters or more: the deviation of their deviation is std / sqrt(8192)
-            assert float(weight.std()) == pytest.approx(std, rel=5 / 8192**0.5)
 
 
 def test_a_window_as_long_as_the_text_and_log_n_within_the_training_change_nothing() -> None:

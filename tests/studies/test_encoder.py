@@ -48,24 +48,6 @@ def test_each_masked_token_is_told_once_elsewhere(length: int) -> None:
     assert kinds == (len(names) // 4, len(names) // 2)
 
 
-@pytest.mark.parametrize("length", [texts.SHORTEST - 1, texts.LONGEST + 1])
-def test_texts_need_lines_and_names(length: int) -> None:
-    with pytest.raises(ValueError, match=f"length must be from 8 to 4096 tokens, got {length}"):
-        texts.draw(length, np.random.default_rng(0))
-
-
-def test_both_sides_are_seen_alike() -> None:
-    """A text that is read backwards has the same answers, up to rounding of values below 1."""
-    model = EncoderTraining(TINY).model
-    tokens = torch.from_numpy(texts.draw(48, np.random.default_rng(0)).tokens)[None]
-    with torch.inference_mode():
-        forwards, backwards = model(tokens), model(tokens.flip(1)).flip(1)
-        torch.testing.assert_close(forwards, backwards, rtol=0, atol=1e-5)
-        changed = tokens.clone()
-        changed[0, -1] = 0
-        assert (model(changed)[0, 0] != forwards[0, 0]).any()
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_view_scales_the_slopes(rule: str) -> None:
     positions = EncoderTraining(TINY).model.layers[0].positions
@@ -78,18 +60,6 @@ def test_a_view_scales_the_slopes(rule: str) -> None:
     )
     got = na.attention(query, key, value, **arguments)
     np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-5)
-
-
-def test_dynamic_rules_have_the_factors_of_their_names() -> None:
-    for multiple in (1, 2, 4, 8):
-        for name, expected in (
-            ("dynamic-interpolation:1:sequence", na.Interpolation(multiple)),
-            ("dynamic-ntk:2:sequence", na.NTK(2 * multiple)),
-            ("dynamic-flat:2:sequence", na.FlatHeads(2 * multiple)),
-        ):
-            scaling = parse_method(RULES[name].method(multiple, 512), 512).scaling
-            slopes = na.alibi_slopes(8, scaling, lengths=[512 * multiple])
-            np.testing.assert_allclose(slopes[0], na.alibi_slopes(8, expected), rtol=1e-6)
 
 
 def _in_order(text: texts.MaskedText) -> list[int]:
@@ -172,8 +142,3 @@ def test_the_endpoint_is_paired_by_training_and_by_text() -> None:
     text = tables.endpoint({"train_length": 512, "models": models})
     # gains .15, .10, .20: mean .15, half-width 4.303 * .05 / sqrt 3 = .124, t = 5.196, p = .035
     assert "| +15 ± 12 | 0.035 | +15 ± 64, +10, +20 |" in text
-
-
-def test_no_results_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must hold results of trainings, got none"):
-        tables.summarise(tmp_path)

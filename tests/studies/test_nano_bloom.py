@@ -10,7 +10,6 @@ import pytest
 import torch
 from studies.nano_bloom import program
 from studies.nano_bloom.program import NanoBloomRecipe, NanoBloomTraining
-from studies.steeper import SteepenFlattest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ntk_alibi as na
@@ -78,30 +77,6 @@ def test_what_is_exported_is_a_plain_bloom(tmp_path: Path) -> None:
     assert [tokenizer.decode([t]) for t in tokens[8:10]] == ["24", "16"]
 
 
-def test_the_length_grows_only_when_lines_are_answered() -> None:
-    recipe = NanoBloomRecipe(start_length=64, train_length=200, threshold=0.5)
-    state = program.NanoBloomCurriculum(64)
-    for _ in range(100):
-        state.advance(recipe)
-    assert state.length == 64
-    state.accuracy = 0.6
-    lengths = []
-    for _ in range(40):
-        state.advance(recipe)
-        lengths.append(state.length)
-    assert sorted(set(lengths)) == [96, 144, 200]
-    assert state.final_step > 0
-
-
-def test_steeper_multiplies_the_flattest_slope_and_then_scales() -> None:
-    slopes = na.alibi_slopes(8, SteepenFlattest(8.0))
-    assert slopes[[0, -1]].tolist() == [0.5, 2.0**-5]
-    scaled = na.alibi_slopes(8, SteepenFlattest(8.0, na.NTK(8.0)))
-    torch.testing.assert_close(torch.from_numpy(scaled), torch.from_numpy(na.alibi_slopes(8)))
-    dynamic = na.alibi_slopes(8, SteepenFlattest(8.0, na.DynamicNTK(1.0, 10)), lengths=[80])
-    assert dynamic.shape == (1, 8)
-
-
 @pytest.mark.long
 def test_the_program_trains_a_small_model_that_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -132,10 +107,3 @@ def test_the_shipped_model_orders_the_methods_at_twice_its_length(tmp_path: Path
     accuracy = summary.retrieval.set_index(["method", "multiple"])["accuracy"]
     assert accuracy["original", 1] > 0.9
     assert accuracy["ntk:2", 2] > accuracy["original", 2] + 0.3
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK"], ids=["empty", "nonsense", "cut off"])
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "train.ckpt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"train.ckpt' must be a checkpoint .*; remove it"):
-        program.train(TINY, tmp_path, quiet=True)

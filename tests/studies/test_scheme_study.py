@@ -12,9 +12,7 @@ import pytest
 import torch
 from studies import command
 from studies.schemes import grid, program
-from studies.schemes.measure import Measurement, MeasurePlan
-from studies.schemes.recipe import StudyRecipe, StudyTraining
-from studies.schemes.summary import by_seed, summarise
+from studies.schemes.recipe import StudyTraining
 from studies.schemes.tables import SECTIONS
 
 from small_studies import TINY, TINY_PLAN, interrupted
@@ -40,30 +38,6 @@ def test_interrupted_work_ends_in_the_same_numbers(tmp_path: Path) -> None:
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_an_interrupted_evaluation_goes_on_with_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = replace(TINY, scheme="none")
-    program.train_and_read(recipe, TINY_PLAN, tmp_path)
-    path = tmp_path / "none-0/results.json"
-    whole = json.loads(path.read_text())
-    part = {key: whole["measured"][key] for key in ("plain/1", "plain/2")}
-    path.write_text(json.dumps(whole | {"measured": part}))
-    asked = []
-    nats = Measurement.nats
-
-    def counted(self: Measurement, windows: torch.Tensor) -> list[float]:
-        asked.append(windows)
-        return nats(self, windows)
-
-    monkeypatch.setattr(Measurement, "nats", counted)
-    program.train_and_read(recipe, TINY_PLAN, tmp_path)
-    assert len(asked) == len(whole["measured"]) - 2 == 2
-    again = json.loads(path.read_text())
-    assert again.pop("reading_cpu_seconds") >= whole.pop("reading_cpu_seconds") > 0
-    assert again == whole
-
-
 def test_results_of_other_work_are_not_continued(tmp_path: Path) -> None:
     recipe = replace(TINY, scheme="none", steps=1)
     program.train_and_read(recipe, TINY_PLAN, tmp_path)
@@ -74,15 +48,6 @@ def test_results_of_other_work_are_not_continued(tmp_path: Path) -> None:
     (tmp_path / "none-0/results.json").unlink()
     with pytest.raises(ValueError, match="must be a checkpoint of"):
         program.train_and_read(replace(recipe, steps=2), TINY_PLAN, tmp_path)
-
-
-def test_finished_models_are_not_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = replace(TINY, scheme="none", steps=1)
-    program.train_and_read(recipe, TINY_PLAN, tmp_path)
-    monkeypatch.setattr(program, "StudyTraining", None)
-    program.train_and_read(recipe, TINY_PLAN, tmp_path)
 
 
 def at_once(work: Any, items: Sequence[Any], processes: int) -> Iterator[Any]:
@@ -127,30 +92,3 @@ def test_the_command_refuses_the_seeds_of_the_grid_and_documents_without_section
     document.write_text("no markers")
     with pytest.raises(ValueError, match="must hold the markers"):
         program.main(["--output", str(tmp_path), "--document", str(document)])
-
-
-def test_the_command_works_in_processes(tmp_path: Path) -> None:
-    recipe, plan = replace(TINY, steps=1), replace(TINY_PLAN, records=1, windows=1)
-    program.main(
-        ["--output", str(tmp_path), "--schemes", "fox", "--seeds", "0", "--processes", "1"],
-        recipe=recipe,
-        plan=plan,
-    )
-    assert (tmp_path / "fox-0/results.json").exists()
-
-
-@pytest.mark.long
-def test_alibi_learns_to_look_up_numbers(tmp_path: Path) -> None:
-    """After a minute of training the task is learned; processors round differently.
-
-    With AVX-512, AVX2 and the portable kernels of one processor 94 to 96 % of the numbers were
-    found, after 796 to 810 of the 1000 steps, where guessing finds 1 %; prose took 4.5 nats a
-    token of the 7.2 of an untrained model. The model is smaller than the study's, and its products
-    are of float32: where the processor has none of bfloat16, both take ten times as long.
-    """
-    small: dict[str, Any] = {"layers": 2, "hidden_size": 64, "heads": 4, "autocast": False}
-    recipe = StudyRecipe(scheme="alibi", until_learned=True, **small)
-    program.train_and_read(recipe, MeasurePlan(multiples=(1,), records=16, windows=2), tmp_path)
-    summary = summarise(tmp_path)
-    assert by_seed(summary, "alibi/plain", "pairs", 1, every=True)[0] > 0.6
-    assert by_seed(summary, "alibi/plain", "nats", 1, every=True)[0] < 5.5

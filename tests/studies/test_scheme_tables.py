@@ -12,9 +12,6 @@ from studies.schemes.readings import views
 from studies.schemes.schemes import SCHEMES
 from studies.schemes.summary import by_seed, cpu_hours, differences, summarise
 
-from ntk_alibi.evaluation.report.markdown import section
-from repository import ROOT
-
 pytestmark = pytest.mark.slow  # of a program beside the package
 
 SETTING = {"muon_rate": 0.02, "first_weights_std": 0.06}
@@ -147,26 +144,10 @@ def test_the_grid_shows_its_runs_and_the_choice(study: Path) -> None:
     assert f"; {sum(hours.values()):.2f} together." in tables.tables(summary)["training"]
 
 
-def test_a_grid_that_is_not_finished_chooses_nothing(study: Path) -> None:
-    store_grid(study, "alibi", {3: 600})
-    next(study.glob("grid/alibi-0-*/outcome.json")).unlink()
-    assert summarise(study)["grid"] == {}
-
-
 def test_a_model_must_have_the_setting_that_its_grid_chose(study: Path) -> None:
     store_grid(study, "alibi", {3: 600})
     with pytest.raises(ValueError, match=r"alibi-0.*must have the setting .*0.04.* got .*0.02"):
         summarise(study)
-
-
-def test_models_that_are_still_at_work_do_not_count(study: Path) -> None:
-    before = summarise(study)
-    store(study, "rope", 3, {"plain/1": at_first(1.0)})
-    store(study, "fox", 0, {"plain/1": at_first(1.0)})
-    after = summarise(study)
-    assert after["measured"] == before["measured"]
-    assert after["training"] == before["training"]
-    assert "7 of 60 trainings" in tables.tables(after)["status"]
 
 
 def test_models_of_different_recipes_are_not_mixed(study: Path, tmp_path: Path) -> None:
@@ -177,29 +158,17 @@ def test_models_of_different_recipes_are_not_mixed(study: Path, tmp_path: Path) 
         summarise(tmp_path / "nothing")
 
 
-def test_every_scheme_has_a_label_and_every_section_its_text(study: Path) -> None:
-    assert set(tables.LABELS) == set(SCHEMES)
-    drawn = {name.partition("/")[0] for panel in tables.PANELS.values() for name in panel}
-    assert drawn == set(SCHEMES)
-    assert {"machine", *tables.tables(summarise(study))} == set(tables.SECTIONS)
+def test_a_grid_that_is_not_finished_chooses_nothing(study: Path) -> None:
+    store_grid(study, "alibi", {3: 600})
+    next(study.glob("grid/alibi-0-*/outcome.json")).unlink()
+    assert summarise(study)["grid"] == {}
 
 
-def test_the_page_has_a_place_for_every_section() -> None:
-    for name in tables.SECTIONS:
-        section(ROOT / "studies/results/schemes.md", name)
-
-
-def test_the_picture_has_a_curve_for_what_qualifies(study: Path) -> None:
-    axes = tables.figure(summarise(study)).axes
-    titles = [panel.get_title() for panel in axes]
-    assert titles == 2 * ["ALiBi, read in several ways", "none, Sandwich and rotations"]
-    lines = {line.get_label(): line for line in axes[1].get_lines()}
-    assert {"RoPE", "RoPE + window"} <= set(lines)
-    assert "none" not in lines
-    # seeds 0 and 2; within the training length a window changes nothing
-    assert lines["RoPE"].get_ydata().tolist() == pytest.approx([97.5, 80.0])
-    assert lines["RoPE + window"].get_ydata().tolist() == pytest.approx([97.5, 50.0])
-    for shares in axes[:2]:
-        low, high = shares.dataLim.intervaly
-        assert low >= 0.0
-        assert high <= 100.0
+def test_models_that_are_still_at_work_do_not_count(study: Path) -> None:
+    before = summarise(study)
+    store(study, "rope", 3, {"plain/1": at_first(1.0)})
+    store(study, "fox", 0, {"plain/1": at_first(1.0)})
+    after = summarise(study)
+    assert after["measured"] == before["measured"]
+    assert after["training"] == before["training"]
+    assert "7 of 60 trainings" in tables.tables(after)["status"]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from studies.schemes.readings import views
 from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
 
 import ntk_alibi as na
@@ -35,17 +34,6 @@ def test_learned_biases_start_as_alibi(name: str) -> None:
     np.testing.assert_allclose(first_bias(name, PLACE, 512), expected, rtol=3e-7, atol=1.01e-5)
 
 
-def test_kerple_log_starts_with_alibis_slope_and_is_as_near_as_its_docstring_says() -> None:
-    length = PLACE.train_length
-    bias = first_bias("kerple-log", PLACE, length + 1)
-    slopes = PLACE.slopes.double().numpy()
-    shares = bias[:, 1:] / (-slopes[:, None] * np.arange(1, length + 1))
-    # log(1 + x) / x is 1 - x / 2 + x^2 / 3 - ... at x = 1 / length
-    np.testing.assert_allclose(shares[:, 0], 1 - 1 / (2 * length), atol=1 / (3 * length**2) + 1e-6)
-    np.testing.assert_allclose(shares[:, length // 2 - 1], 0.81, atol=0.005)
-    np.testing.assert_allclose(shares[:, -1], np.log(2), rtol=1e-6)
-
-
 def test_the_authors_bam_starts_flat() -> None:
     assert np.all(first_bias("bam-flat", PLACE, 512) == -1.0)
     hidden = torch.zeros(1, 20, PLACE.hidden_size)
@@ -54,43 +42,6 @@ def test_the_authors_bam_starts_flat() -> None:
     rows = torch.arange(20)[:, None]
     assert torch.equal(bias, bias[:, :, :1].expand_as(bias))  # the same for all keys of a query
     torch.testing.assert_close(bias[0, 2:, 0], -(rows[2:, 0] + 1).log())
-
-
-def test_gates_depend_on_the_text_after_a_step() -> None:
-    gates: Any = SCHEMES["fox"](PLACE)
-    hidden = torch.randn(1, 9, PLACE.hidden_size)
-    assert gates.bias(hidden).log_gates.unique(dim=2).shape[2] == 1
-    gates.bias(hidden).log_gates[..., -1].sum().backward()
-    assert gates.bias.linear.weight.grad.abs().min() > 0
-
-
-def test_readings_apply_where_they_are_defined() -> None:
-    names = {scheme: {key.partition("/")[0] for key in views(made, (1, 2), 64)}
-             for scheme, made in SCHEMES.items()}  # fmt: skip
-    everywhere = {"plain", "window"}
-    by_slopes = everywhere | {"log-n", "pi", "ntk", "flat", "knee", "flat-log-n"}
-    assert names["alibi"] == names["learned-slopes"] == by_slopes
-    assert names["rope"] == everywhere | {"log-n", "pi", "ntk"}
-    for scheme in ("kerple-power", "kerple-log", "bam", "bam-flat"):
-        assert names[scheme] == everywhere | {"log-n", "pi"}
-    assert names["bam-flat-ssmax"] == everywhere | {"pi"}  # it has a log n of its own
-    assert names["xpos"] == everywhere | {"log-n", "blocks"}
-    for scheme in ("none", "sandwich", "fox"):
-        assert names[scheme] == everywhere | {"log-n"}
-    alibi = views(SCHEMES["alibi"], (1, 4), 128)
-    assert [key for key in alibi if key.endswith("/1")] == ["plain/1"]
-    assert alibi["flat/4"] == AttentionView(scaling=na.FlatHeads(8.0, share=0.25))
-    assert alibi["knee/4"] == AttentionView(scaling=na.Knee(64, factor=28.0))
-    assert alibi["flat-log-n/4"] == AttentionView(
-        scaling=na.FlatHeads(8.0, share=0.25), log_n=na.LogN(128, 0.5)
-    )
-
-
-def test_slopes_reach_as_far_for_short_trainings() -> None:
-    for length in (128, 256, 1024):
-        slopes = LayerShape(8, 64, length).slopes
-        assert float(slopes.min()) * length == pytest.approx(4.0)
-        assert float(slopes.max()) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import multiprocessing
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import func, nn
+from torch import nn
 
 import ntk_alibi as na
 from attention_checks import UNIT
@@ -159,19 +158,6 @@ def test_the_formula(name: str, options: str) -> None:
     assert (wide(*inputs(torch.float64), key_padding_mask=MASK) - expected).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 12])
-def test_any_number_of_heads_has_standard_slopes(heads: int) -> None:
-    attention = na.AlibiAttention(heads, 16 * heads)
-    learned = na.AlibiAttention(heads, 16 * heads, "learned")
-    learned.load_state_dict(attention.state_dict(), strict=False)
-    x = torch.randn(1, 9, 16 * heads, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(attention(x, x, x), learned(x, x, x))
-    assert learned.slopes is not None
-    np.testing.assert_allclose(
-        learned.slopes().detach(), na.reference.alibi_slopes(heads), rtol=8 * UNIT
-    )
-
-
 @pytest.mark.parametrize("name", ["parameter", "learned", "two_sided"])
 def test_gradients_flow_into_slopes(name: str) -> None:
     arguments, bias_of = STRATEGIES[name]
@@ -230,21 +216,6 @@ def test_slopes_keep_dtype_and_values_when_the_model_is_cast(name: str, dtype: t
     assert attention(*inputs(dtype)).dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_slopes_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        modules = [module(slopes) for slopes in (0.3, "random", "learned", "two_sided")]
-    finally:
-        torch.set_default_dtype(before)
-    for attention in modules:
-        assert attention.slopes is not None
-        assert {x.dtype for x in attention.slopes.state_dict().values()} == {torch.float32}
-        if "slopes" in attention.slopes.state_dict():  # no bfloat16 values in it
-            assert not torch.equal(attention.slopes(), attention.slopes().bfloat16().float())
-
-
 @pytest.mark.parametrize("name", ["standard", *KINDS, "NTK"])
 def test_other_devices(name: str) -> None:
     moved = module(**STRATEGIES[name][0]).to("meta")
@@ -258,14 +229,6 @@ def test_other_devices(name: str) -> None:
         assert output.shape == (2, QUERIES, SIZE)
 
 
-def test_made_without_memory_and_filled_later() -> None:
-    original = module("learned")
-    with torch.device("meta"):
-        attention = module("learned")
-    attention.to_empty(device="cpu").load_state_dict(original.state_dict())
-    assert torch.equal(attention(*inputs()), original(*inputs()))
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_copies_say_the_same(name: str) -> None:
     arguments = STRATEGIES[name][0]
@@ -277,32 +240,6 @@ def test_copies_say_the_same(name: str) -> None:
         for again in (other, copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
             assert again is not attention
             assert torch.equal(again(*inputs(), key_padding_mask=MASK), expected)
-
-
-class _Attended(torch.utils.data.Dataset[torch.Tensor]):
-    """A data set whose items a worker process computes by attention."""
-
-    def __init__(self, attention: na.AlibiAttention) -> None:
-        self.attention = attention
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        with torch.no_grad():
-            result: torch.Tensor = self.attention(*((index + 1) * x for x in inputs()))
-        return result
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
-def test_in_workers_of_a_data_loader() -> None:
-    dataset = _Attended(module("learned"))
-    expected = [dataset[i] for i in range(len(dataset))]
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_size=None, num_workers=2, multiprocessing_context="fork"
-    )
-    for mine, theirs in zip(loader, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.needs("torch >= 2.12", "Dynamo of older ones reads no arrays of a bias")
@@ -328,45 +265,16 @@ def test_dynamic_scalings_are_no_constants_of_a_graph() -> None:
         torch.testing.assert_close(compiled(*given, key_padding_mask=mask), expected)
 
 
-def test_autocast() -> None:
-    attention = module("learned")
-    with torch.autocast("cpu", torch.bfloat16):
-        output = attention(*inputs(), key_padding_mask=MASK)
-    assert output.dtype == torch.bfloat16
-    output.float().sum().backward()
-    for parameter in attention.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.dtype == torch.float32
-
-
-def test_in_place_of_multihead_attention() -> None:
-    attention = module(0.0)
-    theirs = nn.MultiheadAttention(SIZE, HEADS, batch_first=True)
-    layers = (attention.q_linear, attention.k_linear, attention.v_linear)
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": torch.cat([x.weight for x in layers]),
-            "in_proj_bias": torch.cat([x.bias for x in layers]),
-            "out_proj.weight": attention.out_linear.weight,
-            "out_proj.bias": attention.out_linear.bias,
-        }
-    )
-    expected, _ = theirs(*inputs(), key_padding_mask=~MASK)
-    difference = (attention(*inputs(), key_padding_mask=MASK) - expected).abs().max()
-    assert difference <= 2 * rounding(attention, inputs(), torch.zeros(1))
-
-
-@pytest.mark.parametrize("slopes", [None, "learned", "two_sided"])
-def test_gradients_of_each_sample(slopes: Any) -> None:
-    layer, x = na.AlibiAttention(4, 32, slopes), torch.randn(2, 9, 32)
-    parameters = {name: value.detach() for name, value in layer.named_parameters()}
-
-    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
-        return func.functional_call(layer, parameters, (x[None],) * 3).sin().sum()
-
-    each = func.vmap(func.grad(loss), (None, 0))(parameters, x)
-    for i, one in enumerate(x):
-        layer.zero_grad()
-        layer(*[one[None]] * 3).sin().sum().backward()
-        for name, value in layer.named_parameters():
-            torch.testing.assert_close(each[name][i], value.grad, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_slopes_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        modules = [module(slopes) for slopes in (0.3, "random", "learned", "two_sided")]
+    finally:
+        torch.set_default_dtype(before)
+    for attention in modules:
+        assert attention.slopes is not None
+        assert {x.dtype for x in attention.slopes.state_dict().values()} == {torch.float32}
+        if "slopes" in attention.slopes.state_dict():  # no bfloat16 values in it
+            assert not torch.equal(attention.slopes(), attention.slopes().bfloat16().float())

@@ -90,21 +90,6 @@ def test_biases_start_with_the_values_that_are_given() -> None:
     assert (flat == -1.0).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: learned_bias.LearnedKerplePower(4, r1=0.0), "r1 .* 0"),
-        (lambda: learned_bias.LearnedKerplePower(4, r2=2.0), "r2 .* 1.98"),
-        (lambda: learned_bias.LearnedKerpleLog(4, r2=[1.0, 2.0]), "r2 must have 4 heads, got 2"),
-        (lambda: learned_bias.LearnedBAM(4, alpha=-1.0), "alpha .* 0"),
-        (lambda: learned_bias.LearnedBAM(4, beta=[float("nan")] * 4), "beta"),
-    ],
-)
-def test_wrong_first_values_are_named(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_forget_gates_can_start_as_alibi() -> None:
     slopes = na.alibi_slopes(4).astype(np.float64)
     gates = learned_bias.LearnedForgetGates(16, 4, bias=-np.log(np.expm1(slopes)))

@@ -1,5 +1,5 @@
 // The public interface of ntk_alibi for C++: attention with linear biases over distance (ALiBi), in
-// main memory. All other headers of the project may change at any time. docs/project.md explains
+// main memory. All other headers of the project may change at any time. docs/cpp.md explains
 // the build.
 //
 // Functions throw std::invalid_argument, which names the field, what is expected and what came.
@@ -76,7 +76,8 @@ struct AttentionArguments {
   std::optional<std::int64_t> window;        // positions back (and ahead), the query's own included
   std::optional<std::int64_t> causal_block;  // a query sees its own block of this many positions
                                              // up to itself, and the block before
-  std::int64_t sink = 0;  // first positions that are seen from beyond the window and the block
+  std::int64_t sink = 0;  // first positions that are seen from beyond the window and the block, one
+                          // of which must be given with it
   const std::uint8_t* key_padding_mask = nullptr;  // (batch, key_length), 0 for padding; or null
   Mask mask;  // hides further keys, pair by pair; none without data
 

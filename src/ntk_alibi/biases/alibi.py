@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -24,10 +24,11 @@ from ntk_alibi.biases.slopes import (
     with_axes,
 )
 from ntk_alibi.masks import Problem
+from ntk_alibi.methods import as_scaling
 from ntk_alibi.scaling import (
+    AnyScaling,
     Scaling,
     at_layer,
-    checked_scaling,
     is_constant,
     split_knee,
 )
@@ -54,7 +55,8 @@ class ALiBi(BiasObject):
 
     Args:
         num_heads: H >= 1.
-        scaling: a scaling of the standard slopes, or None. With `slopes` only a `Knee` is allowed,
+        scaling: a scaling of the standard slopes, its dict, the name of a method such as "ntk:4",
+            or None. With `slopes` only a `Knee` is allowed,
             which does not change slopes.
         slopes: slopes instead of the standard ones: a floating array or tensor of shape (heads,),
             (batch, heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right).
@@ -80,14 +82,14 @@ class ALiBi(BiasObject):
     """
 
     num_heads: int
-    scaling: Scaling | None = None
+    scaling: AnyScaling | None = None
     slopes: Any = field(default=None, kw_only=True)
     sides: Sides = field(default="causal", kw_only=True)
     exempt: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         heads = _checks.num_heads(self.num_heads)
-        checked_scaling(self.scaling)
+        scaling = as_scaling(self.scaling)
         _checks.choice("sides", self.sides, SIDES)
         slopes = self.slopes
         if self.sides == "two_slopes":
@@ -101,7 +103,7 @@ class ALiBi(BiasObject):
                 f"slopes must be one array or list for sides={self.sides!r}, got a tuple: a pair "
                 "(left, right) needs sides='two_slopes'"
             )
-        if slopes is not None and split_knee(self.scaling)[0] is not None:
+        if slopes is not None and split_knee(scaling)[0] is not None:
             raise ValueError(
                 "scaling must be None when slopes are given: a scaling stretches standard slopes "
                 "only"
@@ -111,7 +113,11 @@ class ALiBi(BiasObject):
             check_slopes("slopes (right)", slopes[1], heads)
         elif slopes is not None:
             check_slopes("slopes", slopes, heads)
-        self.define(num_heads=heads, exempt=_checks.integer("exempt", self.exempt, minimum=0))
+        exempt = _checks.integer("exempt", self.exempt, minimum=0)
+        constant = None
+        if slopes is None and is_constant(scaling):
+            constant = ConstantSlopes(ModelSlopes(heads), scaling, self.sides, exempt)
+        self.define(num_heads=heads, scaling=scaling, exempt=exempt, constant=constant)
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
@@ -140,15 +146,16 @@ class ALiBi(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the slopes for a problem; a dynamic scaling depends on its real tokens."""
+        scaling: Any = self.scaling
         if self.slopes is None:
             if like is None or not is_tracing():
                 rule = _standard_rule(self.num_heads)
-                return bias_from_rule(rule, self.scaling, self.sides, problem, self.exempt)
+                return bias_from_rule(rule, scaling, self.sides, problem, self.exempt)
             from ntk_alibi.biases.traced_alibi import traced_alibi
 
-            bias = traced_alibi(like, problem, self.num_heads, self.scaling, self.sides)
+            bias = traced_alibi(like, problem, self.num_heads, scaling, self.sides)
             return bias._replace(exempt=self.exempt)
-        knee = split_knee(self.scaling)[1]
+        knee = split_knee(scaling)[1]
         bias = KernelBias(*self._given_slopes(like), exempt=self.exempt)
         if knee is None:
             return bias
@@ -212,6 +219,19 @@ class ModelALiBi(BiasObject):
         return both._replace(**ahead, core=None)
 
 
+class ConstantSlopes(NamedTuple):
+    """Slopes that are the same for all problems: what `_static_bias` takes."""
+
+    rule: ModelSlopes
+    scaling: Scaling | None
+    sides: Sides
+    exempt: int
+
+    def kernel_bias(self) -> KernelBias:
+        """Return their kernel form, which is kept."""
+        return _static_bias(*cast(Any, self))
+
+
 _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
 
 
@@ -244,4 +264,4 @@ def _static_bias(
     bias.check_far_slopes()
     for side in bias.slopes.values():
         side.flags.writeable = False
-    return bias._replace(core=bias.in_core(()))
+    return bias._replace(core=bias.in_core())

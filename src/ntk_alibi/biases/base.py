@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +40,9 @@ class BiasObject:
 
     num_heads: int = field(init=False, repr=False)
     sides: str = field(init=False, repr=False)
+    #: What has the kernel form if that is the same for all problems and there are no parameters,
+    #: hashed and compared by its values.
+    constant: ClassVar[Any] = None
 
     def define(self, **values: Any) -> None:
         """Set attributes in a subclass's constructor, although instances are frozen.
@@ -71,7 +76,7 @@ class BiasObject:
 
     @property
     def per_token(self) -> bool:
-        """Whether parameters have an entry per token; each rank then has its tokens' entries."""
+        """Whether parameters have an entry per token."""
         return False
 
     @property
@@ -119,6 +124,7 @@ class BiasObject:
             ValueError: an argument is out of range, or a parameter requires grad (the result is a
                 constant).
         """
+        check_defined(self)
         queries = _checks.integer("query_length", query_length, minimum=0)
         keys = _checks.integer("key_length", key_length, minimum=0)
         rows = checked_lengths([keys] if lengths is None else lengths)
@@ -172,8 +178,9 @@ def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
         return NO_BIAS
     make = getattr(bias, "kernel_bias", None)
     if make is not None and not isinstance(bias, type):
-        if bias.num_heads != problem.shape[1] or problem.mask.sees_ahead:
-            check_fits(bias, problem.shape[1], causal=not problem.mask.sees_ahead)
+        heads, causal = problem.shape[1], problem.mask.causal
+        if getattr(bias, "num_heads", None) != heads or not causal:
+            check_fits(bias, heads, causal=causal, length=problem.shape[2])
         kernel = make(problem, like)
         if not isinstance(kernel, KernelBias):
             raise TypeError(
@@ -188,11 +195,18 @@ def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
     return kernel.on(like).checked(problem)
 
 
-def check_fits(bias: Any, heads: int, *, causal: bool | None = None) -> None:
-    """Check that a bias object has query's heads and, unless None, sides that suit causal."""
+def check_fits(
+    bias: Any, heads: int, *, causal: bool | None = None, length: int | None = None
+) -> None:
+    """Check that a bias object has query's heads and, unless None, sides that suit causal.
+
+    Where `length`, the number of queries, is the bias's number of heads, the error says so.
+    """
+    check_defined(bias)
     if bias.num_heads != heads:
         got = f"{type(bias).__name__} with {bias.num_heads}"
-        raise ValueError(f"bias must have query's {heads} heads, got {got}")
+        swapped = _checks.SWAPPED if bias.num_heads == length else ""
+        raise ValueError(f"bias must have query's {heads} heads, got {got}{swapped}")
     if causal is False and bias.sides == "causal":
         raise ValueError(
             "bias must cover both sides (sides='symmetric' of ALiBi) with causal=False, got "
@@ -200,11 +214,23 @@ def check_fits(bias: Any, heads: int, *, causal: bool | None = None) -> None:
         )
 
 
+def check_defined(bias: Any) -> None:
+    """Check that a bias object has the attributes that its constructor sets by `define`."""
+    for name in ("num_heads", "sides"):
+        if not hasattr(bias, name):
+            raise TypeError(
+                f"bias must have {name}, got {type(bias).__name__} without: call "
+                "self.define(num_heads=..., sides='causal' or 'symmetric') in its __init__"
+            )
+
+
 def check_dense(bias: Any) -> None:
     """Check that a bias without `kernel_bias` is a floating array or tensor."""
     if not _arrays.is_array(bias):
         is_scaling = hasattr(bias, "scale_exponents") and not isinstance(bias, type)
         advice = f": pass ALiBi(num_heads, {_checks.briefly(bias)})" if is_scaling else ""
+        if inspect.isroutine(bias) or isinstance(bias, functools.partial):
+            advice = ": pass na.DistanceFunction(function, num_heads), a function of distance"
         raise TypeError(
             "bias must be None, a bias object, an array or a tensor, "
             f"got {_checks.briefly(bias)}{advice}"

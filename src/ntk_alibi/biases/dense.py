@@ -15,14 +15,15 @@ from ntk_alibi._backends import Backend, backend_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import Scaling, checked_scaling, scaling_per, split_knee
+from ntk_alibi.methods import as_scaling
+from ntk_alibi.scaling import AnyScaling, scaling_per, split_knee
 
 
 def build_alibi_tensor(
     attention_mask: ArrayT,
     num_heads: int,
     dtype: DTypeLike,
-    scaling: Scaling | None = None,
+    scaling: AnyScaling | None = None,
     *,
     anchor: Literal["first", "last"] = "first",
     out: ArrayT | None = None,
@@ -43,7 +44,7 @@ def build_alibi_tensor(
         attention_mask: (batch, keys) of 0 and 1, any dtype; padding may be anywhere.
         num_heads: H >= 1.
         dtype: NumPy's or torch's float32, bfloat16, float16, or float64 (with float32 values).
-        scaling: a scaling, or None; a dynamic scaling counts the real tokens of each row.
+        scaling: as of `ALiBi`; a dynamic scaling counts the real tokens of each row.
         anchor: "first" or "last".
         out: a buffer with the result's framework, shape and dtype, which is filled and returned.
 
@@ -67,12 +68,12 @@ def build_alibi_tensor(
     mask = masks.checked_attention_mask(attention_mask)
     heads = _checks.num_heads(num_heads)
     name = _checks.floating_dtype(dtype, (*_arrays.CORE_DTYPES, "float64"))
-    checked_scaling(scaling)
+    chosen = as_scaling(scaling)
     _checks.choice("anchor", anchor, ("first", "last"))
-    check_key_only(scaling)
+    check_key_only(chosen)
     batch, key_length = mask.shape
-    lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(scaling) else None
-    slopes = ModelSlopes(heads).slopes(scaling, lengths)
+    lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(chosen) else None
+    slopes = ModelSlopes(heads).slopes(chosen, lengths)
     write = partial(_core.key_bias, mask, slopes, getattr(_core.Anchor, anchor))
     shape = (batch * heads, 1, key_length)
     backend = backend_of(attention_mask)
@@ -103,7 +104,10 @@ def dense_bias(
     """
     if bias.left is not None and bias.far_left is None and not bias.exempt:
         shape = (max(bias.left.shape[0], bias.right.shape[0]), *problem.shape[1:])
-        write = partial(_core.relative_bias, bias.left, bias.right)
+        hidden = np.full((1, 1, 1), np.inf, np.float32)
+        write = partial(
+            _core.relative_bias, bias.left, hidden if problem.mask.causal else bias.right
+        )
         return _filled(write, shape, dtype, out, backend)
     positions = problem.positions()
     finite, hidden = bias.values(*positions)

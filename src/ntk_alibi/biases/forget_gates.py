@@ -75,11 +75,11 @@ class ForgetGates(BiasObject):
 
     def kernel_bias(self, problem: Problem, like: Any = None) -> KernelBias:
         """Return the prefix sums C of real tokens' log gates: bias_ij = C_i - C_j."""
-        (batch, heads, _, keys), shape = problem.shape, tuple(self.log_gates.shape)
-        if shape not in ((1, heads, keys), (batch, heads, keys)):
+        batch, heads, _, keys = problem.shape
+        if not _arrays.has_shape(self.log_gates, (1, heads, keys), (batch, heads, keys)):
             raise ValueError(
                 f"log_gates must have shape ({batch}, {heads}, {keys}), for query and key, got "
-                f"{shape}"
+                f"{tuple(self.log_gates.shape)}"
             )
         backend = backend_of(like)
         xp = backend.xp

@@ -24,6 +24,9 @@ SLOPES = ("left", "right", "far_left", "far_right")
 #: The fields with arrays or tensors.
 ARRAYS = (*SLOPES, "first", "table", "sums", "dense")
 
+#: The axes of arrays that `attention` does not broadcast.
+AXES = {**dict.fromkeys(SLOPES, "(1 or batch, heads, 1 or queries)"), "table": "(heads, distances)"}
+
 
 class KernelBias(NamedTuple):
     """A bias in kernel form: exactly one of slopes, table, sums and dense, or none for no bias.
@@ -65,6 +68,9 @@ class KernelBias(NamedTuple):
         array([[1., 2., 4.],
                [1., 2., 4.]], dtype=float32)
 
+        ALiBi's slopes, for keys behind and ahead: `slopes = na.alibi_slopes(8)[None, :, None]` and
+        `KernelBias(left=slopes, right=slopes)`.
+
     Source: this package.
     """
 
@@ -76,7 +82,7 @@ class KernelBias(NamedTuple):
     dense: Any = None
     exempt: int = 0
     first: Any = None
-    core: _core.AttentionBias | None = None
+    core: _core.Bias | None = None
     far_left: Any = None
     far_right: Any = None
     knee: int = 0
@@ -132,7 +138,13 @@ class KernelBias(NamedTuple):
         kinds = [name for name in names if getattr(self, name) is not None]
         if len(kinds) > 1 or tuple(self.slopes) not in ((), SLOPES[:2], SLOPES):
             given = [*self.slopes, *(kind for kind in kinds if kind not in SLOPES)]
-            raise ValueError(f"kernel_bias must give one kind of bias, got {' and '.join(given)}")
+            raise ValueError(
+                "kernel_bias must give one kind of bias, slopes as left and right, got "
+                f"{' and '.join(given)}"
+            )
+        for name, array in self.arrays.items():
+            if array.ndim != AXES.get(name, "," * (array.ndim - 1)).count(",") + 1:
+                raise ValueError(f"{name} must have shape {AXES[name]}, got {tuple(array.shape)}")
         if self.left is not None:
             self._check_slopes(problem.shape)
         if self.table is not None:
@@ -144,8 +156,12 @@ class KernelBias(NamedTuple):
         if self.dense is not None:
             shape = tuple(self.dense.shape)
             axes = zip(reversed(shape), reversed(problem.shape), strict=False)
-            if len(shape) > 4 or any(size not in (1, whole) for size, whole in axes):
-                raise ValueError(f"bias must be broadcastable to {problem.shape}, got {shape}")
+            if len(shape) > 4 or any(size != 1 and size != whole for size, whole in axes):
+                swapped = len(shape) > 1 and shape[-2:] == (problem.shape[1],) * 2
+                raise ValueError(
+                    f"bias must be broadcastable to {problem.shape}, got {shape}"
+                    f"{_checks.SWAPPED if swapped else ''}"
+                )
         return self
 
     def _check_slopes(self, shape: tuple[int, ...]) -> None:
@@ -153,18 +169,18 @@ class KernelBias(NamedTuple):
         for left, right in ((self.left, self.right), (self.far_left, self.far_right)):
             if left is None:
                 continue
-            if left.shape[0] != right.shape[0] and 1 not in (left.shape[0], right.shape[0]):
+            if left.shape[0] != right.shape[0] and left.shape[0] != 1 and right.shape[0] != 1:
                 raise ValueError(
                     f"slopes must have one batch size, got {left.shape[0]} on the left and "
                     f"{right.shape[0]} on the right"
                 )
             for side in (left, right):
-                if side.shape[2] not in (1, queries):
+                if side.shape[2] != 1 and side.shape[2] != queries:
                     raise ValueError(
                         f"slopes must be given for {queries} queries, got {side.shape[2]}"
                     )
                 _check_heads("slopes", side.shape[1], shape)
-                if side.shape[0] not in (1, batch):
+                if side.shape[0] != 1 and side.shape[0] != batch:
                     raise ValueError(
                         f"slopes must be for 1 row or the batch of {batch}, got {side.shape[0]}"
                     )
@@ -183,7 +199,7 @@ class KernelBias(NamedTuple):
                 "the last keys"
             )
         shape = tuple(self.sums.shape)
-        if shape not in ((1, heads, keys), (batch, heads, keys)):
+        if not _arrays.has_shape(self.sums, (1, heads, keys), (batch, heads, keys)):
             raise ValueError(f"sums must have shape ({batch}, {heads}, {keys}), got {shape}")
         if problem.segment_ids is None or not has_values(*problem.segment_ids):
             return
@@ -310,28 +326,19 @@ class KernelBias(NamedTuple):
             values = xp.where(exempt, others, values)
         return values, (none_left & behind) | (none_right & ahead)
 
-    def in_core(self, shape: tuple[int, ...]) -> _core.AttentionBias:
-        """Return a bias of NumPy arrays as the core's object, which ignores `exempt` and `first`.
-
-        Args:
-            shape: (batch, heads, queries, keys) of the problem.
-        """
+    def in_core(self) -> _core.Bias:
+        """Return a bias of NumPy arrays for the core, which ignores `exempt` and `first`."""
         if self.core is not None:
             return self.core
-        slopes = {name: readable(side) for name, side in self.slopes.items()}
-        if self.far_left is not None:
-            return _core.knee_bias(**slopes, knee=self.knee)
-        if self.left is not None:
-            return _core.linear_bias(**slopes)
-        if self.table is not None:
-            return _core.table_bias(readable(self.table), self.table_begin)
-        if self.sums is not None:
-            sums = readable(self.sums)
-            return _core.sums_bias(np.broadcast_to(sums, (shape[0], *sums.shape[1:])))
-        if self.dense is not None:
-            dense = np.require(_checks.as_float32("bias", self.dense), np.float32, ["ALIGNED"])
-            return _core.dense_bias(np.broadcast_to(dense, shape))
-        return _core.no_bias()
+        dense = self.dense
+        if dense is not None:
+            dense = np.require(_checks.as_float32("bias", dense), np.float32, ["ALIGNED"])
+            dense = dense[(None,) * (4 - dense.ndim)]
+        given = self.left, self.right, self.far_left, self.far_right, self.table, self.sums
+        left, right, *far, table, sums = (None if x is None else readable(x) for x in given)
+        return _core.Bias(
+            left, right, far[0], far[1], self.knee, table, self.table_begin, sums, dense
+        )
 
 
 def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:
@@ -348,5 +355,20 @@ def _check_heads(name: str, heads: int, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have the bias's {shape[1]} heads, got {heads}")
 
 
+def _of_known_fields(make: Any) -> Any:
+    """Return the constructor with an error for unknown fields that names the known ones."""
+
+    def new(cls: type[KernelBias], *values: Any, **fields: Any) -> KernelBias:
+        for name in fields.keys() - cls._fields:
+            instead = "left=slopes, right=slopes" if name == "slopes" else ", ".join(cls._fields)
+            raise TypeError(f"{name} must not be given to KernelBias: write {instead}")
+        made: KernelBias = make(cls, *values, **fields)
+        return made
+
+    return new
+
+
+KernelBias.__new__ = _of_known_fields(KernelBias.__new__)  # type: ignore[method-assign]
+
 #: No bias.
-NO_BIAS = KernelBias(core=_core.no_bias())
+NO_BIAS = KernelBias(core=_core.Bias())

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_floating
-from ntk_alibi.scaling import Floats, Scaling, checked_scaling, scaling_per, split_knee
-from ntk_alibi.scaling.static import USUAL_MAX_BIAS
+from ntk_alibi.methods import as_scaling
+from ntk_alibi.scaling import AnyScaling, Floats, Scaling, scaling_per, split_knee
+from ntk_alibi.scaling.static import USUAL_MAX_BIAS, alibi_exponents
 
 if TYPE_CHECKING:
     import torch
@@ -27,11 +28,12 @@ SIDES = ("causal", "symmetric", "halves", "two_slopes")
 
 
 def hidden_sides(sides: Sides, heads: int) -> NDArray[np.bool_]:
-    """Return which heads hide their left and their right side, (2, 1, heads, 1) bool."""
+    """Return which heads hide their left and their right side, (2, 1, heads, 1) bool.
+
+    Of a causal bias none does: a causal mask hides the keys ahead.
+    """
     hidden = np.zeros((2, 1, heads, 1), np.bool_)
-    if sides == "causal":
-        hidden[1] = True
-    elif sides == "halves":
+    if sides == "halves":
         hidden[0, :, left_heads(heads) :] = hidden[1, :, : left_heads(heads)] = True
     return hidden
 
@@ -97,7 +99,7 @@ SLOPE_RULES = ("press", "geometric")
 @overload
 def alibi_slopes(
     num_heads: int,
-    scaling: Scaling | None,
+    scaling: AnyScaling | None,
     lengths: torch.Tensor,
     *,
     rule: Literal["press", "geometric"] = "press",
@@ -105,14 +107,14 @@ def alibi_slopes(
 @overload
 def alibi_slopes(
     num_heads: int,
-    scaling: Scaling | None = None,
+    scaling: AnyScaling | None = None,
     lengths: Sequence[Any] | NDArray[Any] | None = None,
     *,
     rule: Literal["press", "geometric"] = "press",
 ) -> NDArray[np.float32]: ...
 def alibi_slopes(
     num_heads: int,
-    scaling: Scaling | None = None,
+    scaling: AnyScaling | None = None,
     lengths: Any = None,
     *,
     rule: Literal["press", "geometric"] = "press",
@@ -130,7 +132,8 @@ def alibi_slopes(
 
     Args:
         num_heads: H >= 1.
-        scaling: a scaling, or None for ALiBi's original slopes.
+        scaling: a scaling, its dict, the name of a method such as "ntk:4", or None for ALiBi's
+            original slopes.
         lengths: token counts for a dynamic scaling: (batch,) integers as an array, a tensor or a
             list. With per="query" they may also be (batch, queries), the prefix length of each
             query; (batch,) then means max(lengths) queries, the last at each row's last token.
@@ -155,9 +158,9 @@ def alibi_slopes(
     Source: Press et al. 2022 (arXiv 2108.12409); its code for head counts other than powers of two.
     """
     heads = _checks.num_heads(num_heads)
-    checked_scaling(scaling)
+    chosen = as_scaling(scaling)
     _checks.choice("rule", rule, SLOPE_RULES)
-    per, checked = scaling_per(scaling), None
+    per, checked = scaling_per(chosen), None
     if lengths is not None:
         checked = checked_lengths(lengths, ndim=(1,) if per == "sequence" else (1, 2))
         if per is None:
@@ -165,8 +168,8 @@ def alibi_slopes(
         elif per == "query" and checked.ndim == 1:
             queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
             checked = np.maximum(checked[:, None] - queries_after, 0)
-    exponents = _core.alibi_exponents(heads, getattr(_core.SlopeRule, rule))
-    slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, scaling, checked))
+    exponents = alibi_exponents(heads, geometric=rule == "geometric").copy()
+    slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, chosen, checked))
     return slopes
 
 
@@ -250,7 +253,7 @@ class ModelSlopes:
         """
         if scaling_per(scaling) is not None or split_knee(scaling)[1] is not None:
             return None
-        usual = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
+        usual = alibi_exponents(self.heads)
         scaled = self._exponents()
         if scaling is not None:
             scaled = np.asarray(scaling.scale_exponents(scaled), np.float64)
@@ -265,8 +268,7 @@ class ModelSlopes:
         return float(self.slopes(None).min() / self.slopes(scaling).min())
 
     def _exponents(self) -> Floats:
-        exponents: Floats = _core.alibi_exponents(self.heads, _core.SlopeRule.press)
-        return exponents * (self.max_bias / USUAL_MAX_BIAS)
+        return alibi_exponents(self.heads) * (self.max_bias / USUAL_MAX_BIAS)
 
     def left_and_right(
         self, sides: Sides, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None

@@ -16,16 +16,21 @@ from ntk_alibi.cli import errors, subcommand
 
 #: The subcommands in the order of the help, with their modules.
 COMMANDS = {
+    "demo": "demo",
     "info": "info",
     "methods": "methods",
     "slopes": "slopes",
-    "explore": "explore",
     "eval": "evaluate",
-    "tune": "tune",
     "lm-eval": "lm_eval",
     "export": "export",
     "bench": "bench",
     "notebooks": "notebooks",
+}
+
+#: Subcommands that are no more, with what to use instead.
+GONE = {
+    "explore": "ntk_alibi.plots.attention_maps draws attention weights",
+    "tune": "`ntk-alibi eval --methods ...` names the best method in its last line",
 }
 
 
@@ -43,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             argcomplete.autocomplete(parser)
     with errors.sentences("ntk-alibi"):  # --help may meet a closed pipe
+        if words == ["--cmake-dir"]:
+            print(_installed.cmake_dir())
+            return
+        if words and words[0] in GONE:
+            raise ValueError(f"COMMAND must be one of --help's, got {words[0]!r}: {GONE[words[0]]}")
         options = parser.parse_args(words)
-    options.words = words
     with errors.sentences("ntk-alibi", options.extra), subcommand.options_in_errors(words):
         options.run(options)
 
@@ -54,14 +63,15 @@ def _parser(names: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ntk-alibi",
         description=ntk_alibi.__doc__,
-        epilog="examples:\n  ntk-alibi eval --quick\n"
+        epilog="examples:\n  ntk-alibi demo\n  ntk-alibi eval --quick\n"
         "  ntk-alibi export --method max-bias:4 -o nano-8k.gguf  (for llama.cpp)\n\n"
         f"completion in bash and zsh, after {_installed.install_line('completion')}:\n"
         '  eval "$(register-python-argcomplete ntk-alibi)"',
         formatter_class=subcommand.Help,
     )
     parser.add_argument("--version", action="version", version=ntk_alibi.__version__)
+    parser.add_argument("--cmake-dir", action="store_true", help="print CMake's ntk_alibi_DIR")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in names:
-        import_module(f"ntk_alibi.cli.{COMMANDS[name]}").register(commands)
+        import_module(f"ntk_alibi.cli.{COMMANDS[name]}").add_command(commands)
     return parser

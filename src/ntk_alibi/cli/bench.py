@@ -13,6 +13,7 @@ import ntk_alibi
 from ntk_alibi import _checks
 from ntk_alibi.cli import subcommand
 from ntk_alibi.cli.timing import Call, interleaved
+from ntk_alibi.methods import as_scaling
 
 #: In each round, a way of attention is repeated for at least so many seconds.
 SECONDS_PER_TURN = 0.05
@@ -23,7 +24,7 @@ MATRIX_BYTES = 2**30
 DEFAULT = "ntk_alibi"
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     summary = "time attention with an ALiBi bias on this machine, beside NumPy and torch"
     example = "ntk-alibi bench --lengths 1024 8192 --method ntk:4"
@@ -52,7 +53,7 @@ def register(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.evaluation.report.markdown import describe_machine
 
-    scaling = subcommand.bias_method(options.method, options.train_length).scaling
+    scaling = as_scaling(options.method, options.train_length, name="method")
     width = _checks.integer("head_dim", options.head_dim, minimum=1, maximum=_checks.MAX_HEAD_DIM)
     heads = _checks.integer("heads", options.heads, minimum=1)
     most = _checks.MAX_ENTRIES // (3 * heads * width)
@@ -114,14 +115,14 @@ def with_numpy(arrays: Any, dense: Any) -> Call:
     query, key, value = arrays
     scale = np.float32(query.shape[3] ** -0.5)
 
-    def attend() -> Any:
+    def call() -> Any:
         scores = scale * query @ key.swapaxes(2, 3)
         scores += dense
         scores -= scores.max(-1, keepdims=True)
         np.exp(scores, out=scores)
         return scores @ value / scores.sum(-1, keepdims=True)
 
-    return attend
+    return call
 
 
 def with_torch(arrays: Any, dense: Any) -> dict[str, Call]:

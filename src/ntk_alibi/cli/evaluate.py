@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.cli import subcommand
-from ntk_alibi.methods import ORIGINAL
 from ntk_alibi.models.loading import NANO_BLOOM
 
 if TYPE_CHECKING:
     from ntk_alibi.evaluation.comparing.summary import Summary
 
-#: The file of the picture and the section of the document, by default.
-PICTURE, SECTION = "ntk-alibi-eval.png", "study"
+#: The folder that keeps the answers of an unfinished run, by default.
+UNFINISHED = ".ntk-alibi-eval.unfinished"
 
 #: Options that set the field of this name in the plan of a study, with their help.
 _PLANNED = {
@@ -33,53 +34,46 @@ _PLANNED = {
 
 #: Options that have no effect on stored results.
 _COMPUTED = (
-    *("quick", "demo", "multiples", "lengths", "records", *_PLANNED),
+    *("quick", "multiples", "lengths", "records", *_PLANNED),
     *("model", "methods", "train_length", "output"),
 )
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     parser = subcommand.add(
         commands,
         "eval",
         _run,
-        "compare methods on a model beyond its training length",
+        "compare methods on a model beyond its training length, and name the best one",
         "ntk-alibi eval --quick\n"
         "  ntk-alibi eval --model bigscience/bloom-560m --methods original ntk:2",
     )
-    small = parser.add_mutually_exclusive_group()
-    small.add_argument("--quick", action="store_true", help="small run of about a minute")
-    small.add_argument(
-        "--demo",
-        action="store_true",
-        help="lines alone, up to 16 training lengths, where methods differ most: a few minutes",
-    )
+    parser.add_argument("--quick", action="store_true", help="small run of about a minute")
     subcommand.model_option(parser)
     subcommand.methods_option(
         parser,
         "methods",
         "methods to compare, see below (default: original and five others)",
     )
-    subcommand.answers_options(parser)
-    _study_options(parser)
-    parser.add_argument("--tasks", nargs="+", type=_to_lm_eval, help=argparse.SUPPRESS)
-
-
-def _study_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the study of lines, conversations and prose."""
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        help=f"PNG, SVG or PDF file of the picture (default: {PICTURE})",
-    )
-    parser.add_argument(
-        "--from-json",
-        metavar="FILE",
-        help="show tables and picture of an earlier --json output; runs no model",
-    )
     subcommand.number_option(
-        parser,
+        parser, "--train-length", "TOKENS", "training length in tokens (default: from the config)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="dtype of the model's weights (default: %(default)s)",
+    )
+    _records_options(parser)
+    _output_options(parser)
+
+
+def _records_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of lines, conversations and prose."""
+    lengths = parser.add_mutually_exclusive_group()
+    subcommand.number_option(
+        lengths,
         "--multiples",
         "X",
         "lengths of the records in training lengths (default: 1 1.5 2 3 4)",
@@ -87,93 +81,104 @@ def _study_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
     )
     subcommand.number_option(
-        parser,
+        lengths,
         "--lengths",
         "TOKENS",
         "lengths of the records in tokens, each at most 2^22, in place of --multiples",
         nargs="+",
     )
+    counts = parser.add_mutually_exclusive_group()
     subcommand.number_option(
-        parser,
+        counts,
         "--records",
         "N",
         "records of lines, and conversations, for each length (default: 8 and 12)",
     )
     for name, what in _PLANNED.items():
-        subcommand.number_option(parser, subcommand.flag(name), "N", what)
+        place = counts if name == "line_records" else parser
+        subcommand.number_option(place, subcommand.flag(name), "N", what)
+
+
+def _output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--document",
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="folder that keeps the answer to each record; the same command continues an "
+        f"interrupted run from there (default: {UNFINISHED}, which a finished run removes)",
+    )
+    parser.add_argument(
+        "--pictures",
+        metavar="DIR",
+        help="folder for pictures of the study and of accuracy by depth (default: no pictures)",
+    )
+    parser.add_argument(
+        "--from-json",
         metavar="FILE",
-        help="Markdown file that gets the tables, between <!-- SECTION: begin --> and end",
+        help="show tables, and draw pictures, of an earlier --json output; runs no model",
     )
-    parser.add_argument("--section", help=f"section of the document (default: {SECTION})")
-
-
-def _to_lm_eval(task: str) -> None:
-    """Refuse a task of the harness, with the command that runs it."""
-    raise argparse.ArgumentTypeError(
-        "a task of lm-evaluation-harness must be run by `ntk-alibi lm-eval --model ntk_alibi "
-        f"--model_args pretrained=DIR,method=ntk:4 --tasks {task}`, once for each method"
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--format",
+        choices=("table", "json", "csv", "markdown", "latex"),
+        default="table",
+        help="form of the output (default: %(default)s)",
     )
+    subcommand.json_option(one, "the same as --format json")
 
 
 def _run(options: argparse.Namespace) -> None:
-    _check_together(options)
-    for path in _pictures(options):
-        subcommand.check_picture("--plot", path)
-    if options.document is not None:
-        from ntk_alibi.evaluation.report import markdown
-
-        with _files.naming("--document", "a file that can be read"):
-            markdown.section(Path(options.document), options.section or SECTION)
+    if options.pictures is not None:
+        with _files.naming("--pictures", "a folder that can be written"):
+            _files.writable_folder(Path(options.pictures))
     if options.from_json is None:
         _study(options)
         return
     from ntk_alibi.evaluation.comparing.summary import read_summary
 
+    for name in _COMPUTED:
+        if getattr(options, name) not in (None, False):
+            raise ValueError(
+                f"{subcommand.flag(name)} must not be given with --from-json, which shows stored "
+                "results"
+            )
     with _files.naming("--from-json", "a file that can be read"):
         summary = read_summary(options.from_json)
     _show(summary, options)
 
 
-def _check_together(options: argparse.Namespace) -> None:
-    """Refuse options that would have no effect beside the others."""
-
-    def given(names: Collection[str]) -> list[str]:
-        values = ((name, getattr(options, name)) for name in names)
-        return [name for name, value in values if value is not None and value is not False]
-
-    if options.section is not None and options.document is None:
-        raise ValueError(
-            f"--document must be given with --section, got only --section {options.section}"
-        )
-    for name, others, why in (
-        ("lengths", ("multiples",), "which sets the same"),
-        ("records", ("line_records",), "which sets the same"),
-        ("from_json", _COMPUTED, "which shows stored results"),
-    ):
-        if given([name]) and (idle := given(others)):
-            raise ValueError(
-                f"{subcommand.flag(idle[0])} must not be given with {subcommand.flag(name)}, {why}"
-            )
-
-
 def _study(options: argparse.Namespace) -> None:
-    """Run a study, and show its summary in the first process."""
+    """Run a study in a folder that keeps answers, and show its summary in the first process.
+
+    The folder is --output, or `UNFINISHED`, which is removed at the end; after an error it stays if
+    it has answers, and the next run continues from them.
+    """
     plan = _plan(options)
+    folder = Path(UNFINISHED if options.output is None else options.output)
+    with _files.naming("--output", "a folder that can be written"):
+        _files.writable_folder(folder)
+    from ntk_alibi.evaluation.harness import stored_answers
+    from ntk_alibi.evaluation.harness.run import is_first_process
 
-    def compute(folder: Path) -> Summary:
-        from ntk_alibi.evaluation.comparing import length_study
-
-        outline, tokenizer, train_length = subcommand.load_outline(options)
-        whole = replace(plan, train_length=train_length)
-        study = length_study.prepare(outline, tokenizer, whole)
-        model, name = subcommand.load_model(options)
-        subcommand.warn_if_unanswered(options, model, tokenizer, whole, folder, name)
-        quiet = options.format == "json"
-        return length_study.answer(model, tokenizer, study, folder, quiet=quiet, name=name)
-
-    subcommand.collect(options, compute, _show)
+    with _files.only_run("--output", folder):
+        if stored := sum(map(stored_answers.count_answers, folder.glob("*.db"))):
+            _tell(
+                f"{folder} has {stored} answers of an earlier run, which are taken over for the "
+                "same model, method and records; remove the folder to compute them again"
+            )
+        try:
+            summary = _computed(options, plan, folder)
+            if is_first_process():
+                _show(summary, options)
+            sys.stdout.flush()  # a full disk is an error before the answers are removed
+            finished = is_first_process()
+        except BaseException:
+            finished = not any(folder.glob("*.db"))
+            raise
+        finally:
+            if finished and options.output is None:
+                shutil.rmtree(folder, ignore_errors=True)
+        is_first_process()  # no other process begins the next run in a folder that goes
 
 
 def _plan(options: argparse.Namespace) -> Any:
@@ -185,73 +190,114 @@ def _plan(options: argparse.Namespace) -> Any:
     if options.records is not None:
         given = {"topic_records": options.records, **given, "line_records": options.records}
     given = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
-    preset = plan.QUICK if options.quick else plan.DEMO if options.demo else {}
+    preset = plan.QUICK if options.quick else {}
     length = 1 if options.train_length is None else options.train_length
     return plan.Plan(length, **{**preset, **given})
 
 
-def _pictures(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return two paths: the picture of the study, and the picture of accuracy by depth."""
-    plot = Path(PICTURE if options.plot is None else options.plot)
-    return plot, plot.parent / f"{plot.stem}-depth{plot.suffix}"
+def _computed(options: argparse.Namespace, plan: Any, folder: Path) -> Summary:
+    """Return the summary of a plan; the plan is checked before the model's weights are loaded."""
+    from ntk_alibi.evaluation.comparing import length_study
+    from ntk_alibi.models import loading
+
+    outline, tokenizer, train_length = loading.load_outline(options.model)
+    if options.train_length is None:
+        plan = replace(plan, train_length=train_length)
+    study = length_study.prepare(outline, tokenizer, plan)
+    model, *_ = loading.load_as(options.model, options.dtype, saved=False)
+    shown = {"quiet": options.format == "json", "name": options.model or NANO_BLOOM}
+    _warn_if_unanswered(options, model, tokenizer, plan, folder, shown)
+    return length_study.answer(model, tokenizer, study, folder, **shown)
+
+
+def _warn_if_unanswered(
+    options: argparse.Namespace,
+    model: Any,
+    tokenizer: Any,
+    plan: Any,
+    folder: Path,
+    shown: dict[str, Any],
+) -> None:
+    """Tell before longer records are read that a user's model does not know the task.
+
+    The processes of a job would need a record each, so there the end of the run tells it.
+    """
+    from ntk_alibi.evaluation.comparing import length_study
+    from ntk_alibi.evaluation.report.conclusion import unanswered
+
+    if options.model is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return
+    few = length_study.probe(plan)
+    if few is None:
+        return
+    if clause := unanswered(length_study.evaluate(model, tokenizer, few, folder, **shown)):
+        _tell(f"warning: {clause}; if it does not know the task, Ctrl-C saves the longer ones")
+
+
+def _tell(message: str) -> None:
+    """Print a line to stderr, in the first process of a job."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"ntk-alibi: {message}", file=sys.stderr, flush=True)
 
 
 def _show(summary: Summary, options: argparse.Namespace) -> None:
-    from ntk_alibi.evaluation.report import markdown, tables
-    from ntk_alibi.evaluation.report.conclusion import conclusion, instead, unanswered
+    """Print a summary and draw its pictures; what a reader gets ends in the verdict."""
+    _print(summary, options.format)  # before files are written: a full disk loses no result
+    drawn = "none; --pictures DIR draws them"
+    if options.pictures is not None:
+        drawn = ", ".join(map(str, _draw(summary, Path(options.pictures).resolve())))
+    if options.format == "table":
+        print("\n".join(["", f"pictures: {drawn}", *_last_lines(summary, options)]))
+
+
+def _draw(summary: Summary, folder: Path) -> list[Path]:
+    """Draw the study, and its accuracy by depth if it has one, into files of a folder."""
     from ntk_alibi.plots.study import depth_figure, study_figure
     from ntk_alibi.plots.style import style
 
-    whole, by_depth = _pictures(options)
-    pictures = [(study_figure, whole)]
+    pictures = {folder / "study.png": study_figure}
     if not summary.by_depth.empty:
-        pictures.append((depth_figure, by_depth))
-    # Printed before files are written: a full disk loses no result.
-    for_a_reader = subcommand.print_tables(options, summary, tables.study_tables, tables.study_rows)
-    for draw, path in pictures:
+        pictures[folder / "depth.png"] = depth_figure
+    for path, draw in pictures.items():
         with style("light"), _files.replacing(path) as file:
             draw(summary).savefig(file, dpi=120)
-    if options.document is not None:
-        parts = [
-            markdown.describe_machine(),
-            f"    {_files.command_line(['ntk-alibi', *options.words])}",
-        ]
-        parts += [tables.formatted(x, "markdown").strip() for x in tables.study_tables(summary)]
-        section = options.section or SECTION
-        markdown.replace_section(Path(options.document), section, "\n\n".join(parts))
-    if not for_a_reader:
-        return
-    paths = ", ".join(str(path.resolve()) for _, path in pictures)
-    clause = unanswered(summary)
-    lines = ["", *([] if clause else conclusion(summary)), f"pictures: {paths}"]
+    return list(pictures)
+
+
+def _print(summary: Summary, form: str) -> None:
+    """Print a summary as tables, as JSON with all that it has, or as CSV with the exact values."""
+    from ntk_alibi.evaluation.report import tables
+
+    if form == "json":
+        print(summary.to_json())
+    elif form == "table":
+        for table in tables.study_tables(summary):
+            print(tables.printed(table, shutil.get_terminal_size().columns))
+    else:
+        frames = (tables.study_rows if form == "csv" else tables.study_tables)(summary)
+        print("\n".join(tables.formatted(frame, form) for frame in frames), end="")
+
+
+def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
+    """Return a command that repeats a row, what to do next, and last what the study shows."""
+    from ntk_alibi.evaluation.report.conclusion import (
+        better_method,
+        conclusion,
+        instead,
+        unanswered,
+    )
+
+    lines = []
     examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
     if examples:
-        lines += ["command that repeats one cell (--json lists all commands):", examples[-1]]
-    if clause:
+        lines = ["command that repeats one row (--json lists all commands):", examples[-1]]
+    if clause := unanswered(summary):
         own = "MODEL" if options.from_json else options.model or NANO_BLOOM
-        lines += [
+        return [
+            *lines,
             f"{clause[0].upper()}{clause[1:]}: no method can help where it does not know the task.",
             *instead(own, summary.train_length),
         ]
-    elif options.from_json is None:
-        lines += _next_steps(summary, options.model)
-    print("\n".join(lines))
-
-
-def _next_steps(summary: Summary, model: str | None) -> list[str]:
-    """Return lines that explain how to stretch a model, and how to measure the user's own first."""
-    from ntk_alibi.evaluation.report.conclusion import choice, is_better
-
-    chosen = choice(summary)
-    if chosen is None or not is_better(summary):
-        return []
-    measure = [
-        "to measure your decoder with ALiBi, by its folder or hub name:",
-        "  ntk-alibi eval --quick --model MODEL --methods "
-        f"{_files.command_line([ORIGINAL, chosen])}",
-    ]
-    return [
-        *(measure if model is None else []),
-        "to stretch it, in Python:",
-        f'  ntk_alibi.patch(model, "{chosen}")',
-    ]
+    if better := better_method(summary):
+        lines += ["to stretch it, in Python:", f'  ntk_alibi.patch(model, "{better}")']
+    return lines + conclusion(summary)

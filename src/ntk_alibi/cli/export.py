@@ -15,7 +15,7 @@ from ntk_alibi.methods import parse_method
 _DTYPES = ("float32", "float16", "bfloat16", "q8_0")
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     parser = subcommand.add(
         commands,
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
     from ntk_alibi.engines import export
     from ntk_alibi.models.loading import load_as, load_outline
 
-    export.checked_target(options.output, options.format, options.overwrite)
+    export.choose_format(options.output, options.format, options.overwrite)
     if options.method is not None:
         parse_method(options.method, 2)
     saved = options.method is None  # a given one replaces the checkpoint's own
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
         "tokenizer": tokenizer,
         "overwrite": options.overwrite,
     }
-    export.checked(outline, options.output, options.method, **request)
+    export.make_request(outline, options.output, options.method, **request)
     # torch has no q8_0; the other dtypes are loaded as they are written, which saves memory.
     loaded = "float32" if options.dtype == "q8_0" else options.dtype
     model, *_ = load_as(options.model, loaded, saved=saved)

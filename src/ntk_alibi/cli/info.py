@@ -9,7 +9,7 @@ import ntk_alibi
 from ntk_alibi.cli import subcommand
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     summary = "show versions, instruction sets and threads"
     parser = subcommand.add(commands, "info", _run, summary, "ntk-alibi info --json")

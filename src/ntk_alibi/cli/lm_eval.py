@@ -17,7 +17,7 @@ EXAMPLE = """ntk-alibi lm-eval --model ntk_alibi --model_args method=ntk:4 \\
   ntk-alibi lm-eval run --help        (help of the harness)"""
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     parser = subcommand.add(
         commands,

@@ -13,7 +13,7 @@ from ntk_alibi.methods import ADVICE, DYNAMIC, ORIGINAL, STATIC, method_name, pa
 EXAMPLES = {"factor": 4.0, "rate": 2.0, "start": 1024}
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     summary = "list the methods by name, with the Python object of each"
     parser = subcommand.add(commands, "methods", _run, summary, "ntk-alibi methods")

@@ -15,7 +15,7 @@ from ntk_alibi.cli import subcommand
 PARTS = ("notebooks/*.ipynb", "docs/pictures/extrapolation.json")
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     summary = "copy the notebooks to a folder"
     parser = subcommand.add(commands, "notebooks", _run, summary, "ntk-alibi notebooks my-copies")

@@ -8,10 +8,11 @@ from typing import Any
 
 from ntk_alibi.cli import subcommand
 from ntk_alibi.inspection.effects import slopes_at
+from ntk_alibi.methods import as_scaling
 from ntk_alibi.scaling import scaling_per
 
 
-def register(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """Add the subcommand."""
     summary = "print ALiBi's slopes, original or scaled"
     parser = subcommand.add(commands, "slopes", _run, summary, "ntk-alibi slopes 16 --method ntk:4")
@@ -27,16 +28,16 @@ def register(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    method = subcommand.bias_method(options.method, options.train_length)
-    dynamic = scaling_per(method.scaling) is not None
+    scaling = as_scaling(options.method, options.train_length, name="method")
+    dynamic = scaling_per(scaling) is not None
     if dynamic and options.length is None:
-        raise ValueError(f"--length must be given with a dynamic method, got only {method.name}")
+        raise ValueError(f"--length must be given with a dynamic method, got only {options.method}")
     if not dynamic and options.length is not None:
         raise ValueError(
-            "--length must be given with a dynamic method, such as dynamic-ntk:2:query, and no "
-            f"other, got {method.name}"
+            "--length must be given with a dynamic method, such as dynamic-ntk, and no "
+            f"other, got {options.method}"
         )
-    slopes = slopes_at(options.num_heads, method.scaling, options.length).tolist()
+    slopes = slopes_at(options.num_heads, scaling, options.length).tolist()
     reaches = [f"{8 / slope if slope else math.inf:.0f}" for slope in slopes]
     header = ["head", "slope", "tokens until the bias is -8"]
     rows = [

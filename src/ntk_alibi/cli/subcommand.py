@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import shutil
-import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
-from ntk_alibi import _checks, _files
+from ntk_alibi import _files
 from ntk_alibi.methods import (
     ADVICE,
     DYNAMIC,
     ORIGINAL,
     STATIC,
-    Method,
     kind_spelling,
-    parse_method,
 )
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 class Help(argparse.HelpFormatter):
@@ -71,18 +62,18 @@ METHODS_HELP = f"""methods:
     FACTOR is 2 x text length / training length; interpolation 1 x; knee 7 x, and START half of \
 the training length
   {", ".join(map(kind_spelling, DYNAMIC))}:
-    the factor is RATE x text length / training length; RATE is 2, for dynamic-interpolation 1, \
-for dynamic-knee 7
+    the factor is RATE x text length / training length, never below 1; RATE is 2, for \
+dynamic-interpolation 1, for dynamic-knee 7, if it is left out
   recommended: {ADVICE}
-  options follow after a colon: query for dynamic methods, recommended: the factor of a token \
-follows the length of its prefix, so generation with a cache equals a full pass (sequence, as \
-published, does not); a share of the heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
-  such as ntk:4, dynamic-ntk:2:query, dynamic-flat:2:query:logn=0.5, knee:1024:28"""
+  options follow after a colon: sequence, as published, for dynamic methods: all tokens have the \
+factor of the whole text, so generation with a cache differs from a full pass; a share of the \
+heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
+  such as ntk:4, dynamic-ntk, dynamic-flat:logn=0.5, knee:1024:28"""
 
 
 def method_completer(prefix: str, **_: Any) -> list[str]:
     """Return what a method's name may begin with, for completion in the shell."""
-    names = [ORIGINAL, *(f"{kind}:" for kind in (*STATIC, *DYNAMIC))]
+    names = [ORIGINAL, *DYNAMIC, *(f"{kind}:" for kind in (*STATIC, *DYNAMIC))]
     return [name for name in names if name.startswith(prefix)]
 
 
@@ -155,34 +146,6 @@ def _is_number(cell: str) -> bool:
     return False
 
 
-def print_tables(
-    options: argparse.Namespace,
-    result: Any,
-    tables: Callable[[Any], Sequence[DataFrame]],
-    rows: Callable[[Any], Sequence[DataFrame]],
-) -> bool:
-    """Print a result by --format; return whether it was printed as tables for a terminal.
-
-    Args:
-        options: the options.
-        result: the result, a dataclass; JSON has all of it.
-        tables: returns its tables, whose cells are texts.
-        rows: returns its data frames, for CSV.
-    """
-    if options.format == "json":
-        print(_files.json_text(vars(result)))
-        return False
-    from ntk_alibi.evaluation.report.tables import formatted, printed
-
-    frames = (rows if options.format == "csv" else tables)(result)
-    if options.format != "table":
-        print("\n".join(formatted(frame, options.format) for frame in frames), end="")
-        return False
-    for frame in frames:
-        print(printed(frame, shutil.get_terminal_size().columns))
-    return True
-
-
 def flag(name: str) -> str:
     """Return the option of an argument: --train-length of train_length."""
     return f"--{name.replace('_', '-')}"
@@ -200,35 +163,6 @@ def options_in_errors(words: Collection[str]) -> Iterator[None]:
         raise ValueError(f"{flag(name)} {rest}") from error
 
 
-def check_methods(names: Iterable[str], train_length: int | None) -> None:
-    """Check the names of methods before a model is loaded, which may have the training length."""
-    for name in names:
-        parse_method(name, 2 if train_length is None else train_length)
-
-
-def bias_method(name: str, train_length: int) -> Method:
-    """Return the method of a name, which must not have log-n: that is no part of a bias."""
-    method = parse_method(name, train_length)
-    if method.log_n is not None:
-        raise ValueError(f"method must be a scaling here, without a factor of scores, got {name!r}")
-    return method
-
-
-#: Endings of picture files.
-PICTURES = (".png", ".svg", ".pdf")
-
-
-def check_picture(option: str, path: Path, formats: Collection[str] = PICTURES) -> None:
-    """Check before any work that an option names a picture file that can be written."""
-    _checks.choice(f"the ending of {option}", path.suffix.lower(), formats)
-    with _files.naming(option, "a file that can be written"):
-        _files.check_writable(path)
-
-
-#: The folder that keeps the answers of an unfinished run, by default.
-UNFINISHED = ".ntk-alibi-eval.unfinished"
-
-
 def model_option(parser: argparse.ArgumentParser) -> None:
     """Add --model."""
     parser.add_argument(
@@ -236,116 +170,3 @@ def model_option(parser: argparse.ArgumentParser) -> None:
         metavar="DIR_OR_HUB_NAME",
         help="checkpoint folder or hub name (default: the embedded nano BLOOM)",
     )
-
-
-def dtype_option(parser: argparse.ArgumentParser) -> None:
-    """Add --dtype."""
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        default="float32",
-        help="dtype of the model's weights (default: %(default)s)",
-    )
-
-
-def answers_options(parser: argparse.ArgumentParser) -> None:
-    """Add --train-length, --dtype, -o and --format, for commands that collect answers."""
-    number_option(
-        parser, "--train-length", "TOKENS", "training length in tokens (default: from the config)"
-    )
-    dtype_option(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        help="folder that keeps the answer to each record; the same command continues an "
-        f"interrupted run from there (default: {UNFINISHED}, which a finished run removes)",
-    )
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument(
-        "--format",
-        choices=("table", "json", "csv", "markdown", "latex"),
-        default="table",
-        help="form of the output (default: %(default)s)",
-    )
-    json_option(one, "the same as --format json")
-
-
-def tell(message: str) -> None:
-    """Print a line to stderr, in the first process of a job."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"ntk-alibi: {message}", file=sys.stderr, flush=True)
-
-
-def load_outline(options: argparse.Namespace) -> tuple[Any, Any, int]:
-    """Return the model without its weights, its tokenizer and its training length."""
-    from ntk_alibi.models import loading
-
-    outline, tokenizer, of_model = loading.load_outline(options.model)
-    return outline, tokenizer, of_model if options.train_length is None else options.train_length
-
-
-def load_model(options: argparse.Namespace) -> tuple[Any, str]:
-    """Return the model and its name."""
-    from ntk_alibi.models import loading
-
-    model, *_ = loading.load_as(options.model, options.dtype, saved=False)
-    return model, options.model or loading.NANO_BLOOM
-
-
-def warn_if_unanswered(
-    options: argparse.Namespace, model: Any, tokenizer: Any, plan: Any, folder: Path, name: str
-) -> None:
-    """Tell before longer records are read that a user's model does not know the task.
-
-    The processes of a job would need a record each, so there the end of the run tells it.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return
-    from ntk_alibi.evaluation.comparing import length_study
-    from ntk_alibi.evaluation.report.conclusion import unanswered
-
-    few = None if options.model is None else length_study.probe(plan)
-    if few is None:
-        return
-    quiet = options.format == "json"
-    found = length_study.evaluate(model, tokenizer, few, folder, quiet=quiet, name=name)
-    if clause := unanswered(found):
-        tell(f"warning: {clause}; if it does not know the task, Ctrl-C saves the longer ones")
-
-
-def collect(
-    options: argparse.Namespace,
-    compute: Callable[[Path], Any],
-    show: Callable[[Any, argparse.Namespace], None],
-) -> None:
-    """Compute a result in a folder that keeps answers, and show it in the first process.
-
-    The folder is --output, or `UNFINISHED`, which is removed at the end; after an error it stays if
-    it has answers, and the next run continues from them.
-    """
-    folder = Path(UNFINISHED if options.output is None else options.output)
-    with _files.naming("--output", "a folder that can be written"):
-        _files.writable_folder(folder)
-    from ntk_alibi.evaluation.harness import stored_answers
-    from ntk_alibi.evaluation.harness.run import is_first_process
-
-    with _files.only_run("--output", folder):
-        if stored := sum(map(stored_answers.count_answers, folder.glob("*.db"))):
-            tell(
-                f"{folder} has {stored} answers of an earlier run, which are taken over for the "
-                "same model, method and records; remove the folder to compute them again"
-            )
-        try:
-            result = compute(folder)
-            if is_first_process():
-                show(result, options)
-            sys.stdout.flush()  # a full disk is an error before the answers are removed
-            finished = is_first_process()
-        except BaseException:
-            finished = not any(folder.glob("*.db"))
-            raise
-        finally:
-            if finished and options.output is None:
-                shutil.rmtree(folder, ignore_errors=True)
-        is_first_process()  # no other process begins the next run in a folder that goes

@@ -27,7 +27,8 @@ from ntk_alibi._core import __version__
 from ntk_alibi.engines import FORMATS
 from ntk_alibi.integrations import families, patch
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.settings import Settings, current, stack_of
+from ntk_alibi.integrations.forwards import PATCH
+from ntk_alibi.integrations.settings import Settings
 
 #: The file that describes an exported folder; only a folder with this file is replaced.
 ABOUT = "ntk_alibi_export.json"
@@ -143,7 +144,7 @@ class Exported:
 def export(
     model: nn.Module,
     path: str | os.PathLike[str],
-    scaling: Any = None,
+    method: Any = None,
     *,
     format: Literal["gguf", "onnx", "torch"] | None = None,
     dtype: Any = None,
@@ -160,8 +161,8 @@ def export(
     Args:
         model: a decoder with ALiBi of transformers, with its language model head.
         path: the file to write ("gguf"), or the folder (all other formats).
-        scaling: as `patch` takes it: a scaling, its dict, or a method's name such as "max-bias:4".
-            None exports the patch in force, or else the model as it was trained.
+        method: as `patch` takes it: a method's name such as "max-bias:4", a scaling or its dict.
+            None exports the patch in force, or else what `patch(model)` would put in force.
         format: "gguf" for llama.cpp, "onnx" for ONNX Runtime and OpenVINO, or "torch" for a program
             of torch.export; None takes the format that the path ends in. A GGUF file holds BLOOM
             and MPT, with `MaxBias` or a scaling that gives the same slopes. The other formats are
@@ -180,9 +181,9 @@ def export(
         What was written: path, format, method, size and so on; as a string, a summary.
 
     Raises:
-        TypeError: model is not a torch module; scaling, tokenizer or progress has a wrong type.
-        ValueError: the format is not clear, or cannot hold the model, the scaling or the dtype;
-            scaling is given for a patched model; there is something at the path.
+        TypeError: model is not a torch module; method, tokenizer or progress has a wrong type.
+        ValueError: the format is not clear, or cannot hold the model, the method or the dtype;
+            method is given for a patched model; there is something at the path.
         OSError: the file cannot be written; the message names the path.
         ImportError: the format's packages are not installed.
 
@@ -197,10 +198,10 @@ def export(
         >>> exported.format, exported.dtype
         ('gguf', 'q8_0')
     """
-    name, kind, request = checked(
+    name, kind, request = make_request(
         model,
         path,
-        scaling,
+        method,
         format=format,
         dtype=dtype,
         tokenizer=tokenizer,
@@ -224,10 +225,10 @@ def export(
     return exported
 
 
-def checked(
+def make_request(
     model: nn.Module,
     path: str | os.PathLike[str],
-    scaling: Any,
+    method: Any,
     *,
     format: str | None,
     dtype: Any,
@@ -240,7 +241,7 @@ def checked(
 
     The model may lack its weights: a command checks its arguments before it loads them.
     """
-    name, kind = checked_target(path, format, overwrite)
+    name, kind = choose_format(path, format, overwrite)
     family, targets = families.found(model)
     if family is None or len(targets) != 1:
         raise ValueError(
@@ -248,14 +249,13 @@ def checked(
             f"got {type(model).__name__}"
         )
     (decoder,) = targets
-    if scaling is not None and stack_of(decoder):
+    if method is not None and hasattr(decoder, PATCH):
         raise ValueError(
-            "scaling must be None for a model that is patched, or was made with "
-            "attn_implementation='ntk_alibi', whose choices are written, got "
-            f"{_checks.briefly(scaling)}"
+            "method must be None for a model that is patched, whose patch is written, got "
+            f"{_checks.briefly(method)}"
         )
-    with contextlib.nullcontext() if stack_of(decoder) else patch(model, scaling):
-        settings = current(decoder)
+    with contextlib.nullcontext() if hasattr(decoder, PATCH) else patch(model, method):
+        settings = getattr(decoder, PATCH).settings
     dtype = str(next(decoder.parameters()).dtype if dtype is None else dtype)
     dtype = _checks.choice(f"dtype for format {name!r}", dtype.removeprefix("torch."), kind.dtypes)
     tokenizer = _find_tokenizer(model) if tokenizer is None else tokenizer
@@ -275,7 +275,7 @@ def checked(
     return name, kind, request
 
 
-def checked_target(path: Any, format: str | None, overwrite: bool) -> tuple[str, Format]:
+def choose_format(path: Any, format: str | None, overwrite: bool) -> tuple[str, Format]:
     """Return the name of the format and the format, after a check that it can go to a path.
 
     A path may tell the format by its end, such as bloom.gguf.

@@ -167,7 +167,7 @@ def _find_max_bias(request: Request) -> float:
     settings, rule = request.settings, request.family.rule(request.target)
     if settings.bias is not None:
         raise ValueError(
-            f"scaling must be no bias for format 'gguf', got {_checks.briefly(settings.bias)}"
+            f"method must be no bias for format 'gguf', got {_checks.briefly(settings.bias)}"
         )
     _checks.check_equal("log_n", settings.log_n, None, "for format 'gguf'")
     if any(settings.limits.values()):
@@ -183,7 +183,7 @@ def _find_max_bias(request: Request) -> float:
     factor = max([1.0, *map(rule.as_factor, static)])
     nearest = MaxBias(float(f"{factor:.6g}") if factor > 1.0 else 4.0)
     raise ValueError(
-        "scaling must have the slopes of one max_alibi_bias in all layers for format 'gguf', got "
+        "method must have the slopes of one max_alibi_bias in all layers for format 'gguf', got "
         f"{settings.scaling!r}: the nearest that has them is {nearest!r}"
     )
 

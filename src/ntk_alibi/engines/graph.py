@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ntk_alibi.engines.export import Format, Request, Written
 from ntk_alibi.integrations import patch
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.overriding import in_evaluation
-from ntk_alibi.integrations.settings import stack_of
+from ntk_alibi.integrations.patching import keeping_patches
 
 #: Axes of any length, by optimum's names.
 BATCH, NEW, PAST = "batch_size", "sequence_length", "past_sequence_length"
@@ -70,7 +70,7 @@ class Graph:
         """The inputs for keys and values, each with the output that continues it."""
         return dict(zip(list(self.inputs)[2:], list(self.outputs)[1:], strict=True))
 
-    def checked(self, engine: str, call: Call, dtype: str) -> str:
+    def compare(self, engine: str, call: Call, dtype: str) -> str:
         """Compare a written graph with the patched model, and describe the result in a sentence.
 
         Args:
@@ -128,7 +128,7 @@ def graph_format(
         return Written(
             lines(graph.inputs, graph.dtype),
             lines(graph.outputs, graph.dtype),
-            graph.checked(engine, call, request.dtype),
+            graph.compare(engine, call, request.dtype),
         )
 
     return Format(dtypes, True, check, write_folder, packages)
@@ -251,16 +251,9 @@ def any_length(axes: Axes) -> dict[int, Any]:
     return {i: torch.export.Dim.DYNAMIC for i, axis in enumerate(axes) if isinstance(axis, str)}
 
 
-def _traceable(request: Request, model: nn.Module) -> AbstractContextManager[Any]:
+@contextmanager
+def _traceable(request: Request, model: nn.Module) -> Iterator[None]:
     """Patch the request's model, or a copy of it, with its settings and attention="traceable"."""
-    settings = request.settings
-    (decoder,) = request.family.find(model)
-    if settings.traceable and stack_of(decoder)[-1:] == (settings,):
-        return nullcontext()
-    return patch(
-        model,
-        settings.scaling if settings.bias is None else settings.bias,
-        attention="traceable",
-        log_n=settings.log_n,
-        **settings.limits,
-    )
+    settings = replace(request.settings, attention="traceable")
+    with keeping_patches(model), patch(model, **settings.arguments()):
+        yield

@@ -1,4 +1,4 @@
-"""Evaluation on long texts: retrieval, perplexity by position, LongEval and LongBench files."""
+"""Evaluation on long texts: retrieval, perplexity by position, files of LongEval."""
 
 from ntk_alibi.evaluation.comparing.length_study import evaluate
 from ntk_alibi.evaluation.comparing.plan import Plan

@@ -10,10 +10,10 @@ from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi._torch_state import Way, way_of
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
-from ntk_alibi.fused.forward import forward, rounded_logsumexp
+from ntk_alibi.fused.forward import compute_in_core, rounded_logsumexp
 from ntk_alibi.fused.merge import merge_checked
 from ntk_alibi.fused.options import AttentionOptions, with_options
-from ntk_alibi.fused.parts import Results, attend_in_parts
+from ntk_alibi.fused.parts import Results, compute_in_parts
 from ntk_alibi.fused.quantized_rows import QuantizedRows, is_quantized
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def attention(
         window: how many positions back (and ahead) a query sees, itself included.
         causal_block: length of the blocks of block-wise causal attention: a query sees its own
             block up to itself, and the block before.
-        sink: how many of the first positions every later query sees. `sink` of `patch` differs: it
+        sink: how many of the first positions every later query sees beyond its window or block, one
+            of which must be given with it. `sink` of `patch` differs: it
             moves sinks next to the window.
         mask: (B or 1, H or 1, Q, K), boolean, True where a query may see a key; or a `BlockMask`
             of it, which several calls share. Blocks of keys that no query of a tile sees are
@@ -137,15 +138,15 @@ def attention(
 
     Arrays are read without a copy if their last stride is 1. Tensors, parameters of biases and
     dense biases may require grad; torch.compile, autocast, vmap and every derivative of torch work
-    (docs/derivatives.md). float64 tensors, and other derivatives than first gradients, go through
+    (docs/compile.md). float64 tensors, and other derivatives than first gradients, go through
     torch's operations, some queries at a time; tensors on devices other than the CPU go through
-    flash-attn, FlexAttention or torch's operations (docs/gpu.md; NaN in hidden keys may spread
+    flash-attn, FlexAttention or torch's operations (docs/versions.md; NaN in hidden keys may spread
     there).
 
     Raises:
         TypeError: an argument has the wrong type or dtype; NumPy arrays are float64 (use
-            `ntk_alibi.reference.attention`); a tensor is a DTensor (use
-            `ntk_alibi.distributed.attention`).
+            `ntk_alibi.reference.attention`); a tensor is a DTensor (pass
+            its `full_tensor()`).
         ValueError: an argument has the wrong shape or is out of range, or two arguments contradict
             each other; `QuantizedRows`, key_norms or return_stats with tensors that require grad;
             dropout of NumPy arrays without a seed.
@@ -180,7 +181,8 @@ def attention(
     call = check(query, key, value, bias, given, way)
     initial = given["initial"]
     log = return_logsumexp or initial is not None
-    output, logsumexp, stats = attend(call, log=log, stats=return_stats)
+    compute = compute_in_core if way is Way.CORE and call.rotary is None else compute_call
+    output, logsumexp, stats = compute(call, log=log, stats=return_stats)
     if initial is not None:
         output, logsumexp = merge_checked((initial[0], output), (call.initial_logsumexp, logsumexp))
     if not return_logsumexp and not return_stats:
@@ -189,16 +191,16 @@ def attention(
     return (output, *rounded, *((stats,) if return_stats else ()))
 
 
-def attend(call: AttentionCall, *, log: bool = True, stats: bool = False) -> Results:
+def compute_call(call: AttentionCall, *, log: bool = True, stats: bool = False) -> Results:
     """Return output, logsumexp (float64; None without log) and stats (or None) of a checked call.
 
     The core computes what torch need not see.
     """
     if call.way is Way.CORE:
         if call.rotary is None:
-            return forward(call, log=log, stats=stats)
-        return attend_in_parts(call, partial(forward, log=log, stats=stats))
+            return compute_in_core(call, log=log, stats=stats)
+        return compute_in_parts(call, partial(compute_in_core, log=log, stats=stats))
     # Imported here because torch is optional.
-    from ntk_alibi.fused.tensors.operator import attend_tensors
+    from ntk_alibi.fused.tensors.operator import compute_tensors
 
-    return (*attend_tensors(call, log=log), None)
+    return (*compute_tensors(call, log=log), None)

@@ -9,11 +9,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ntk_alibi import _arrays, _checks, _core
+from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import Way, in_autocast_dtype
-from ntk_alibi.biases.base import to_kernel_bias
-from ntk_alibi.biases.kernel_bias import KernelBias
+from ntk_alibi.biases.base import check_fits, to_kernel_bias
+from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
+from ntk_alibi.fused.core_problem import CoreProblems, core_problems
 from ntk_alibi.fused.dropout import NO_DROPOUT, Dropout, checked_dropout
 from ntk_alibi.fused.options import DEFAULTS
 from ntk_alibi.fused.quantized_rows import is_quantized
@@ -45,7 +46,6 @@ FOREIGN_ARGUMENTS = {
     "softcap": "leave it out, because scores are not capped here",
     "softmax_scale": "pass scale",
     "window_size": "pass window, which counts the query itself: window_size[0] + 1",
-    **dict.fromkeys(("group", "mesh"), "call ntk_alibi.distributed.attention"),
 }
 
 
@@ -66,7 +66,6 @@ class AttentionCall(NamedTuple):
         bias: of NumPy arrays, or of tensors that autograd follows.
         problem: shape, mask and positions.
         way: how it is computed.
-        rule: mask, scale and tolerance for the core; None if torch has to see the call.
         scale: the factor of q.k.
         skip_tolerance: the argument of `attention`.
         rotary: the rotary embedding, not applied yet, or None.
@@ -74,9 +73,10 @@ class AttentionCall(NamedTuple):
             framework, or None.
         initial_logsumexp: the logsumexp of `initial`, (batch, heads, queries) float64, which counts
             when keys are skipped, or None.
-        memory: the `CallMemory` of query, key and value if it was found before, else None.
+        memory: the memory of query, key and value if it was found before, else None.
         norms: the `KeyNorms` of these keys, or None.
         dropout: the dropout of weights, or None.
+        core: the core's objects for all of this but the inputs, if they were made before, or None.
     """
 
     query: Any
@@ -85,15 +85,15 @@ class AttentionCall(NamedTuple):
     bias: KernelBias
     problem: Problem
     way: Way
-    rule: Any
     scale: float
     skip_tolerance: float | None
     rotary: RoPE | XPOS | None = None
     factors: Any = None
     initial_logsumexp: Any = None
-    memory: Any = None
+    memory: _arrays.Memory | None = None
     norms: Any = None
     dropout: Dropout | None = None
+    core: CoreProblems | None = None
 
     @property
     def group(self) -> int:
@@ -103,7 +103,15 @@ class AttentionCall(NamedTuple):
 
     def with_inputs(self, query: Any, key: Any, value: Any, **others: Any) -> AttentionCall:
         """Return the call with other inputs, and with other values of fields by name."""
-        return self._replace(query=query, key=key, value=value, memory=None, norms=None, **others)
+        new = {"query": query, "key": key, "value": value, "memory": None, "norms": None}
+        return self._replace(**new, core=None, **others)
+
+    def in_core(self) -> CoreProblems:
+        """Return the core's objects for all of the call but its inputs."""
+        if self.core is not None:
+            return self.core
+        rest = self.scale, self.skip_tolerance, self.factors
+        return core_problems(self.bias, self.problem, *rest)
 
     def cut(self, cut: Cut) -> AttentionCall:
         """Return the call of a part, whose heads are all that read their keys."""
@@ -121,12 +129,6 @@ class AttentionCall(NamedTuple):
             initial_logsumexp=cut.of(self.initial_logsumexp, "bhq"),
             dropout=self.dropout and self.dropout.cut(cut),
         )
-
-
-@functools.lru_cache(maxsize=256)
-def core_rule(mask: Mask, scale: float, skip_tolerance: float | None) -> _core.CallRule:
-    """Return a mask, a scale and a tolerance as the core's object."""
-    return _core.CallRule(scale, skip_tolerance, mask.to_integers())
 
 
 def all_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,10 +187,10 @@ def checked_call(
         options["causal"], options["window"], options["causal_block"], options["sink"],
     )  # fmt: skip
     try:
-        checked = None if torch else _cached_basics(*basics)
+        checked = None if torch else _kept_basics(*basics)
     except TypeError:  # a wrong type, or a type without a hash
         checked = None
-    problem, scale, skip_tolerance, rule = checked or _check_basics(*basics)
+    problem, scale, skip_tolerance = checked or _check_basics(*basics)
 
     rotary, log_n, factors = options["rotary"], options["log_n"], None
     if rotary is not None:
@@ -201,10 +203,13 @@ def checked_call(
     if options["mask"] is not None:
         visible = checked_block_mask(options["mask"], problem.shape, query)
         problem = problem._replace(visible=visible)
-    kernel = to_kernel_bias(bias, problem, like)
+    kept = None
+    if checked is not None and problem is checked[0]:
+        kept = _find_core(bias, *checked)
+    kernel, core = kept or (to_kernel_bias(bias, problem, like), None)
     if log_n is not None:
         log_n = as_log_n(log_n)
-        factors = log_n.factors(problem, like)
+        factors, core = log_n.factors(problem, like), None
         kernel = kernel.times(factors) if log_n.biased else kernel
 
     initial_logsumexp, key_norms, dropped = None, options["key_norms"], None
@@ -217,8 +222,8 @@ def checked_call(
     if options["dropout"] is not NO_DROPOUT or options["seed"] is not None:
         dropped = checked_dropout(options["dropout"], options["seed"], query, key.shape[2])
     return AttentionCall(
-        query, key, value, kernel, problem, way, rule, scale, skip_tolerance,
-        rotary, factors, initial_logsumexp, memory, key_norms, dropped,
+        query, key, value, kernel, problem, way, scale, skip_tolerance,
+        rotary, factors, initial_logsumexp, memory, key_norms, dropped, core,
     )  # fmt: skip
 
 
@@ -268,7 +273,7 @@ def _checked_initial(initial: Any, query: Any, dtype: Any) -> Any:
         raise TypeError(
             f"initial must be a pair (output, logsumexp), got {_checks.briefly(initial)}"
         )
-    names = "the output of initial", "the logsumexp of initial"
+    names = "initial's output", "initial's logsumexp"
     for name, array, shape in zip(names, initial, (query.shape, query.shape[:3]), strict=True):
         if not backend_of(query).holds(array):
             raise TypeError(f"{name} must be of query's framework, got {type(array).__name__}")
@@ -312,12 +317,11 @@ def _check_basics(
     scale: Any,
     skip_tolerance: Any,
     *mask: Any,
-) -> tuple[Problem, float, float | None, _core.CallRule | None]:
+) -> tuple[Problem, float, float | None]:
     """Check the part of a call that depends on shapes and scalars only.
 
     Returns:
-        The problem with real keys only and columns as positions; the scale; the tolerance; and
-        mask, scale and tolerance for the core, or None if torch has to see the call.
+        The problem with real keys only and columns as positions, the scale and the tolerance.
     """
     allowed = _arrays.ANY_DTYPES if torch else _arrays.FUSED_DTYPES
     if not torch and _arrays.dtype_name(dtype) == "float64":
@@ -339,8 +343,28 @@ def _check_basics(
             )
         skip_tolerance = share
     problem = Problem((*query_shape[:3], key_shape[2]), checked_mask)
-    rule = None if torch else core_rule(checked_mask, scale, skip_tolerance)
-    return problem, scale, skip_tolerance, rule
+    return problem, scale, skip_tolerance
 
 
-_cached_basics = functools.lru_cache(maxsize=256, typed=True)(_check_basics)
+_kept_basics = functools.lru_cache(maxsize=256, typed=True)(_check_basics)
+
+
+def _find_core(
+    bias: Any, problem: Problem, *scalars: Any
+) -> tuple[KernelBias, CoreProblems] | None:
+    """Return a bias and a plain problem for the core, kept if the bias is constant, else None."""
+    constant = getattr(bias, "constant", None)
+    if constant is None and bias is not None:
+        return None
+    if bias is not None and (bias.num_heads != problem.shape[1] or not problem.mask.causal):
+        check_fits(bias, problem.shape[1], causal=problem.mask.causal, length=problem.shape[2])
+    try:
+        return _kept_core(problem, constant, *scalars)
+    except TypeError:  # the scaling has no hash
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_core(problem: Problem, constant: Any, *scalars: Any) -> tuple[KernelBias, CoreProblems]:
+    kernel = NO_BIAS if constant is None else constant.kernel_bias()
+    return kernel, core_problems(kernel, problem, *scalars)

@@ -46,7 +46,7 @@ class Dropout(NamedTuple):
         return RANDOM_VALUES / max(RANDOM_VALUES - self.least_kept, 1)
 
     def cut(self, cut: Cut) -> Dropout:
-        """Return the dropout of a part, whose heads are a slice."""
+        """Return the dropout of a part."""
         parts: Any = cut[:4]
         own = (x + (part.start or 0) for x, part in zip(self[2:], parts, strict=True))
         return Dropout(self.least_kept, self.seed, *own)

@@ -15,18 +15,9 @@ from ntk_alibi._torch_state import is_followed
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import ARRAYS, SLOPES
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
-from ntk_alibi.fused.forward import (
-    KeySubset,
-    attend_subset,
-    core_tokens,
-    exempt_queries,
-    forward,
-    key_subsets,
-    rounded_logsumexp,
-    shifted_queries,
-    without_initial,
-)
-from ntk_alibi.fused.parts import Part, attend_in_parts, rotated_parts, times_factor
+from ntk_alibi.fused.core_problem import CoreProblem, exempt_queries, shifted_queries
+from ntk_alibi.fused.forward import compute_in_core, rounded_logsumexp, run_core
+from ntk_alibi.fused.parts import Part, compute_in_parts, rotated_parts, times_factor
 from ntk_alibi.masks import Cut
 from ntk_alibi.positions.log_n import as_log_n
 
@@ -181,7 +172,7 @@ def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
     large &= np.isfinite(rounded)
     if not large.any():
         return logsumexp
-    _, exact, _ = attend_in_parts(call, forward)
+    _, exact, _ = compute_in_parts(call, compute_in_core)
     exact = _arrays.to_numpy(exact)
     other = (rounded_logsumexp(exact, call.query) != rounded)[large]
     if other.any():
@@ -212,8 +203,8 @@ def compute_gradients(
         query = call.rotary.rotated(rotated.query, at_queries, back=True)
         key = call.rotary.rotated(rotated.key, at_keys, back=True)
         return _rounded(replace(rotated, query=query, key=key), call)
-    subsets = key_subsets(call)
-    if len(subsets) > 1 and _arrays.dtype_name(call.query.dtype) != "float32":
+    problem, in_core = call.problem, call.in_core()
+    if len(in_core) > 1 and _arrays.dtype_name(call.query.dtype) != "float32":
         # The gradients of two subsets may exceed float16's range although their sum does not.
         wide = call.with_inputs(*map(promote_to_float32, (call.query, call.key, call.value)))
         summed = compute_gradients(wide, results.widened(), bias_gradient=bias_gradient)
@@ -226,17 +217,17 @@ def compute_gradients(
     key_gradient, key_memory = empty_pair(call.key)
     value_gradient, value_memory = empty_pair(call.value)
     key_and_value = key_memory, value_memory
-    problem = call.problem
-    if len(subsets) > 1 or problem.key_padding_mask is not None or problem.segment_ids is not None:
+    if len(in_core) > 1 or problem.key_padding_mask is not None or problem.segment_ids is not None:
         for memory in key_and_value:  # the core writes only to keys that queries may see
             memory[...] = 0
     bias = _zeros(call) if bias_gradient else {}
-    parts = [_query_gradient(call, x, results, key_and_value, bias) for x in subsets]
+    parts = [_query_gradient(call, x, results, key_and_value, bias) for x in in_core]
     if bias_gradient and call.bias.exempt:
         for name in call.bias.slopes:  # slopes do not act on exempt queries
-            bias[name][np.broadcast_to(exempt_queries(call), bias[name].shape)] = 0
+            bias[name][np.broadcast_to(exempt_queries(call.bias, problem), bias[name].shape)] = 0
         if call.bias.first is not None:
-            output, log = attend_subset(without_initial(call), subsets[0])
+            inputs = call.query, call.key, call.value
+            output, log = run_core(in_core[:1], *inputs, dropout=call.dropout, log=True)
             bias["first"] = _first_gradient(call, results, output, _arrays.to_numpy(log))
     query_gradient = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     return _gradients(call, query_gradient, key_gradient, value_gradient, bias)
@@ -244,27 +235,24 @@ def compute_gradients(
 
 def _query_gradient(
     call: AttentionCall,
-    subset: KeySubset,
+    problem: CoreProblem,
     results: ForwardResults,
     key_and_value: tuple[NDArray[Any], NDArray[Any]],
     bias_gradients: dict[str, NDArray[Any]],
 ) -> Array:
-    """Return the gradient of query over a subset of the keys.
+    """Return the gradient of query over the keys of a problem.
 
-    Gradients of the subset's keys and values are written to key_and_value; gradients of the bias
+    Gradients of these keys and values are written to key_and_value; gradients of the bias
     are added to bias_gradients.
     """
-    log = results.logsumexp if subset.shift is None else results.logsumexp - subset.shift
+    log = results.logsumexp if problem.shift is None else results.logsumexp - problem.shift
     gradient, written = empty_pair(call.query)
-    slopes: dict[str, Any] = {} if subset.exempt else bias_gradients
     storage = backend_of(call.query).storage
     _core.attention_gradients(
+        problem.core,
         storage(call.query),
         storage(call.key),
         storage(call.value),
-        subset.bias,
-        call.rule,
-        core_tokens(call, subset),
         storage(results.output),
         log,
         storage(results.output_gradient),
@@ -272,7 +260,7 @@ def _query_gradient(
         written,
         key_and_value[0],
         key_and_value[1],
-        _core.BiasGradients(**slopes),
+        {} if problem.exempt else bias_gradients,
         call.dropout and call.dropout.in_core(),
     )
     return gradient
@@ -296,7 +284,7 @@ def _first_gradient(
     share = np.exp(logsumexp - np.where(seen, log, 0.0))
     subset = share * ((do * (part - whole)).sum(axis=-1) + dl)
     rest = np.where(seen, dl, 0.0) - subset
-    with_first, with_others = shifted_queries(call)
+    with_first, with_others = shifted_queries(call.bias, call.problem)
     gradient = np.where(with_first, subset, 0.0) + np.where(with_others, rest, 0.0)
     return -gradient.astype(np.float32)
 

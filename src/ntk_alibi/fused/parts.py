@@ -53,28 +53,28 @@ class Part(NamedTuple):
     key_factor: Any = None
 
 
-def attend_in_parts(call: AttentionCall, attend: Callable[[AttentionCall], Results]) -> Results:
-    """Return the results of a call; `attend` computes the results of its parts."""
+def compute_in_parts(call: AttentionCall, compute: Callable[[AttentionCall], Results]) -> Results:
+    """Return the results of a call; `compute` computes the results of its parts."""
     of_core = call.way in (Way.CORE, Way.OPERATOR)
     if call.problem.segment_ids is not None and not of_core:
         segments = [Part(segment, call.cut(segment)) for segment in call.problem.segments()]
         if segments:
-            return _attend_parts(segments, lambda part: attend_in_parts(part, attend))
+            return _compute_and_join(segments, lambda part: compute_in_parts(part, compute))
         call = call._replace(problem=call.problem._replace(segment_ids=None))  # without queries
     if call.rotary is None:
-        return attend(call)
+        return compute(call)
     results = []
     for some_heads in split_heads(call):
-        output, *others = _attend_parts(rotated_parts(some_heads), attend)
+        output, *others = _compute_and_join(rotated_parts(some_heads), compute)
         results.append((backend_of(output).cast(output, call.query.dtype), *others))
     return _join(results, HEADS)
 
 
-def _attend_parts(parts: list[Part], attend: Callable[[AttentionCall], Results]) -> Results:
+def _compute_and_join(parts: list[Part], compute: Callable[[AttentionCall], Results]) -> Results:
     """Attend to the parts of a call, ordered by rows and queries, and join their results."""
     by_row: dict[int, list[Results]] = {}
     for part in parts:
-        by_row.setdefault(part.span.rows.start, []).append(attend(part.call))
+        by_row.setdefault(part.span.rows.start, []).append(compute(part.call))
     return _join([_join(runs, QUERIES) for runs in by_row.values()], ROWS)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
-from ntk_alibi.biases.base import to_kernel_bias
+from ntk_alibi.biases.base import check_defined, to_kernel_bias
 from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Cut, Mask, Problem
@@ -24,6 +24,8 @@ LONGEST = 2**16
 
 def check_bias(bias: Any) -> None:
     """Refuse what is no bias object."""
+    if hasattr(bias, "kernel_bias") and not isinstance(bias, type):
+        check_defined(bias)
     if not hasattr(bias, "num_heads") or not callable(getattr(bias, "tensor", None)):
         raise TypeError(
             "bias must be an object with num_heads and tensor(query_length, key_length) such as "

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, Literal, ParamSpec
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from ntk_alibi import _installed
 from ntk_alibi.biases.base import BiasObject
@@ -19,21 +17,11 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.biases.slopes import ModelSlopes
     from ntk_alibi.integrations import families, own_bias
     from ntk_alibi.integrations.attend import Attend
+    from ntk_alibi.integrations.config import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
-    from ntk_alibi.integrations.settings import CONFIG_NAMES, scaling_and_log_n, settings_of
-    from ntk_alibi.integrations.transformers_versions import (
-        check_version,
-        version_is_new_enough,
-        version_is_tested,
-    )
-
-    if version_is_new_enough():
-        # Where a later version lacks what this needs, the check of a patch says so.
-        with suppress(*() if version_is_tested() else (ImportError, AttributeError)):
-            from ntk_alibi.integrations import attn_implementation
-
-            attn_implementation.register()
+    from ntk_alibi.integrations.settings import Settings, settings_of, warn_of_silent_choices
+    from ntk_alibi.methods import ENTRY, read_entry, scaling_and_log_n
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.
@@ -42,71 +30,51 @@ MPT_OF_FOUNDRY = (
     "clip_qkv as a float: 6.0, not 6"
 )
 
-_P = ParamSpec("_P")
 
-
-def _method_is_scaling(patch: Callable[_P, PatchHandle]) -> Callable[_P, PatchHandle]:
-    """Say in the error of `patch(model, method=...)` how a method is given."""
-
-    @functools.wraps(patch)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> PatchHandle:
-        if "method" in kwargs:
-            raise TypeError(
-                "patch takes a method's name as its second argument, scaling: patch(model, "
-                f"{kwargs['method']!r}), got method={kwargs['method']!r}"
-            )
-        return patch(*args, **kwargs)
-
-    return call
-
-
-@_method_is_scaling
 def patch(
     model: nn.Module,
-    scaling: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,
+    method: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,
     *,
-    attention: Literal["fused", "eager", "traceable"] = "fused",
+    attention: Literal["fused", "eager", "traceable"] | None = None,
     window: int | None = None,
-    sink: int = 0,
+    sink: int | None = None,
     causal_block: int | None = None,
-    log_n: int | LogN | None = None,
+    log_n: int | LogN | Mapping[str, Any] | None = None,
     family: Family | None = None,
 ) -> PatchHandle:
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
-    Only this instance changes. It stays patched until `.undo()` of the returned handle, or until
-    the end of a `with` block. Weights, config, generate(), caches, padding and gradient
-    checkpointing keep working.
+    Only this instance changes. It stays patched until `.undo()` of the returned handle, the end of
+    a `with` block, or another patch, which takes the place of this one. Weights, generate(),
+    caches, padding and gradient checkpointing keep working. A call that raises changes nothing. A
+    deep copy or a pickle of a patched model is patched by a patch of its own; layers that are
+    copied, or shared with a model without patch, are not stretched there.
 
-    Patches nest, also when a notebook's cell runs again: the newest one alone counts, undoing it
-    brings the one before back, and undoing an older one leaves the newest in force. The repr of a
-    handle says how many others there are, the very same call again gives a warning, `patched`
-    returns all patches, and `unpatch` takes all back. A call that raises changes nothing. A deep
-    copy or a pickle of a patched model is patched by patches of its own.
-
-    save_pretrained, push_to_hub and Trainer write the newest patch into config.json, from which
-    `from_pretrained(..., attn_implementation="ntk_alibi")` follows it (docs/serve.md).
+    The patch is written into the model's configuration, as `config.ntk_alibi`, a dict such as
+    {"method": "ntk:4", "window": 4096}, which save_pretrained, push_to_hub and Trainer save. After
+    from_pretrained, patch(model) follows it; undo() gives the configuration back.
 
     Args:
         model: a transformers BLOOM, MPT or Falcon (with alibi=True) model with any head, a model of
             another known family (docs/models.md), or a module that holds one, such as a
             SentenceTransformer, CrossEncoder or SparseEncoder.
-        scaling: a scaling of slopes, a `Knee`, or None for plain ALiBi; with `layers` it applies to
-            these layers, and the others keep plain ALiBi. (T5, its relatives and MPNet have no
-            slopes to scale, and take None or a bias.) It may also be a dict for
-            `scaling_from_config`, or a method's name on the command line, such as "ntk:4" or
-            "flat:8:logn=0.5", whose training length is in the model's config. Or a bias in the
-            place of the model's own, added to scaled scores in every family: a `BiasObject` for the
-            model's heads; a torch module that returns one without hidden states, as in
-            `ntk_alibi.torch.learned_bias`, which becomes the submodule `ntk_alibi_bias` of the
-            model whose layers attend; or a dict of layers to them, whose other layers keep their
-            own. It needs "fused" or "eager".
-        attention: "fused" calls `ntk_alibi.attention`, which never forms a matrix of queries x
-            keys. "eager" forms it: for BLOOM by transformers' own arithmetic (with scaling=None to
-            the bit), for the others in float32. Calls with output_attentions are always "eager".
-            "traceable" forms it, too, in plain torch on the masks that transformers makes, for
-            torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes scalings
-            without lengths, knees and log_n.
+        method: a method's name, as on the command line, such as "ntk:4" or "flat:8:logn=0.5", whose
+            training length is in the model's config; "original" for the model's own slopes; a
+            scaling of slopes or a `Knee`, which applies to its `layers`, if it has some; or a dict
+            for `scaling_from_config`. Left out, it is what the model's configuration has, or
+            "original". (T5, its relatives and MPNet have no slopes to scale, and take "original" or
+            a bias.) Or a bias in the place of the model's own, added to scaled scores in every
+            family: a `BiasObject` for the model's heads; a torch module that returns one without
+            hidden states, as in `ntk_alibi.torch.learned_bias`, which becomes the submodule
+            `ntk_alibi_bias` of the model whose layers attend; or a dict of layers to them, whose
+            other layers keep their own. It needs "fused" or "eager", and is not written into the
+            configuration.
+        attention: "fused", the default, calls `ntk_alibi.attention`, which never forms a matrix of
+            queries x keys. "eager" forms it: for BLOOM by transformers' own arithmetic (with
+            "original" to the bit), for the others in float32. Calls with output_attentions are
+            always "eager". "traceable" forms it, too, in plain torch on the masks that transformers
+            makes, for torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes
+            scalings without lengths, knees and log_n.
         window: the number of tokens back (and ahead, in the encoder of a T5) that a token sees,
             itself included. The training length gives the "super baseline" of the papers: no
             distance that training did not show.
@@ -125,30 +93,19 @@ def patch(
         The handle, a context manager with `.undo()`.
 
     Raises:
-        TypeError: model is no torch module, scaling is no scaling, or family is no family.
+        TypeError: model is no torch module, method is no method, or family is no family.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
             own, or has no layer that the scaling names; a bias is of other heads, or
             has values of single tokens; window or causal_block is below 1; sink is below 0, or
             given without window and causal_block; attention="traceable" comes with a scaling of
-            lengths, a mask option, or a model made with attn_implementation="ntk_alibi"; at a call,
-            a `WindowCache` holds other tokens than the patch shows.
+            lengths or a mask option; config.ntk_alibi is wrong; at a call, arguments describe
+            several texts in a row, or a `WindowCache` holds other tokens than the patch shows.
         RuntimeError: the transformers version is unknown, its code is not what the patch expects,
-            or a layer of a family outside transformers computes something else than its patch.
+            or a layer of a family outside transformers computes something else than its patch; at
+            a call, a layer of the model is called by a model without patch.
 
     A UserWarning is given when a scaling with per="sequence" meets cached keys, which were computed
-    under the slopes of a shorter text; scalings with per="query" agree with their caches. It is
-    also given when the newest patch in force is of the very same call.
-
-    A model can also be patched from the start: after `import ntk_alibi.integrations`,
-    `from_pretrained(..., attn_implementation="ntk_alibi")` makes a model that attends with "fused".
-    It takes the scaling of its `config.alibi_scaling`, a scaling with `to_config`, its dict or a
-    method's name, and `config.alibi_window`, `alibi_sink`, `alibi_causal_block`, `alibi_log_n` (a
-    training length, or a dict of `LogN`'s arguments) and `alibi_attention` ("fused" or
-    "eager"). All of them are keywords of from_pretrained, too, and
-    save_pretrained keeps them. A model that is made without that name gives a warning if its config
-    has them, since it does not follow them.
-    Its generate() with a static cache needs no mask of queries x keys; for MPT and Falcon models
-    that are patched later transformers builds one.
+    under the slopes of a shorter text; scalings with per="query" agree with their caches.
 
     Example:
         >>> import torch, transformers, ntk_alibi as na
@@ -170,25 +127,50 @@ def patch(
         config = next((part for part in parts if part is not None), None)
         raise ValueError(
             f"model must hold ALiBi attention of {known_ones}{names}, got {type(model).__name__}, "
-            "which a patch would leave as it is: docs/models.md has the models and recipes"
-            + _what_helps(config)
+            "which a patch would leave as it is: help(ntk_alibi.integrations.register) says how to "
+            "teach it another" + _what_helps(config)
         )
     assert chosen is not None
-    bias = own_bias.bias_of_argument(scaling)
-    given = scaling if bias is None else None
-    checked, log_n = scaling_and_log_n(given, log_n, chosen.filled_length(targets[0]))
-    settings = settings_of(
-        checked,
-        attention=attention,
-        window=window,
-        sink=sink,
-        causal_block=causal_block,
-        log_n=log_n,
-        bias=bias,
-    )
-    handle = apply(model, chosen, targets, settings)
-    logging.getLogger("ntk_alibi").info("%r", handle)
+    options: dict[str, Any] = {
+        "attention": attention,
+        "window": window,
+        "sink": sink,
+        "causal_block": causal_block,
+        "log_n": log_n,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    entry = read_entry(getattr(targets[0], "config", None)) if method is None else None
+    if entry is not None:
+        options = {**entry, **options}
+        method = options.pop("method", None)
+    try:
+        settings = _settings(chosen, targets[0], method, options)
+        for target in targets:
+            chosen.check_fit(target, settings)
+    except (TypeError, ValueError) as error:
+        if entry is None:
+            raise
+        message = f"config.{ENTRY} must hold what na.patch takes, got {entry}: {error}"
+        raise type(error)(message) from error
+    written = entry_of(settings, method, chosen.filled_length(targets[0]))
+    handle = apply(model, chosen, targets, settings, written)
+    logger = logging.getLogger("ntk_alibi")
+    logger.info("%r%s", handle, "" if entry is None else f", as config.{ENTRY} has it")
+    if written is None:
+        logger.warning("config.%s is not written: it cannot hold %r", ENTRY, settings)
     return handle
+
+
+def _settings(family: Family, target: Any, method: Any, options: dict[str, Any]) -> Settings:
+    """Return the settings of a patch's arguments, with the options that are given."""
+    bias = own_bias.bias_of_argument(method)
+    log_n, scaling = options.pop("log_n", None), None
+    if bias is None:
+        length = family.filled_length(target)
+        if family.decoder:
+            warn_of_silent_choices(target.config, method, log_n, length)
+        scaling, log_n = scaling_and_log_n(method, log_n, length)
+    return settings_of(scaling, log_n=log_n, bias=bias, **options)
 
 
 def _what_helps(config: Any) -> str:
@@ -199,7 +181,7 @@ def _what_helps(config: Any) -> str:
     if getattr(config, "model_type", None) == "mpt":
         return MPT_OF_FOUNDRY
     for name, value in (vars(config) if hasattr(config, "to_dict") else {}).items():
-        if value == "alibi" or (name.startswith("alibi") and name not in CONFIG_NAMES):
+        if value == "alibi" or (name.startswith("alibi")):
             return (
                 f"; its config has {name}={value!r}, which the checkpoint's own code follows: load "
                 "it with trust_remote_code=True"
@@ -208,15 +190,15 @@ def _what_helps(config: Any) -> str:
 
 
 def patched(model: nn.Module) -> list[PatchHandle]:
-    """Return the patches of a model that are in force, innermost last.
+    """Return the patches of a model that are in force.
 
     Args:
         model: a torch module.
 
     Returns:
-        A handle for each patch, with `.scaling`, `.attention`, `.log_n` and `.undo()`, whose repr
-        has all choices; an empty list for a model without patches. The last one is in force. A
-        model made with attn_implementation="ntk_alibi" has none by that.
+        One handle, with `.scaling`, `.attention`, `.log_n` and `.undo()`, whose repr has all
+        choices; an empty list for a model without patch, and a handle for each patch of parts that
+        were patched on their own.
 
     Raises:
         TypeError: model is no torch module.
@@ -226,16 +208,15 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         >>> sizes = {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 4}
         >>> config = transformers.BloomConfig(**sizes)
         >>> model = transformers.BloomForCausalLM(config)
-        >>> handles = na.patch(model), na.patch(model, na.NTK(4.0))
+        >>> handle = na.patch(model, "ntk:4")
         >>> [patch.scaling for patch in na.patched(model)]
-        [None, NTK(factor=4.0)]
+        [NTK(factor=4.0)]
     """
-    family, targets = families.found(model)
-    return [] if family is None else handles(family, targets)
+    return handles(families.found(model)[1])
 
 
 def unpatch(model: nn.Module) -> None:
-    """Take back all patches of a model, also those whose handles are gone.
+    """Take back the patches of a model, also those whose handles are gone.
 
     Args:
         model: a torch module; one without patches stays as it is.
@@ -253,42 +234,8 @@ def unpatch(model: nn.Module) -> None:
         >>> na.patched(model)
         []
     """
-    for handle in reversed(patched(model)):
+    for handle in patched(model):
         handle.undo()
-
-
-def tp_plan(config: Any) -> dict[str, str]:
-    """Return a plan for transformers' tensor parallelism of a decoder with ALiBi.
-
-    transformers has none for these models. A patched model of this plan takes, on each rank, the
-    slopes of the heads that the rank computes; the number of ranks must divide the heads.
-
-    Args:
-        config: the model's configuration.
-
-    Returns:
-        The `tp_plan` of transformers' `DistributedConfig`, for the models with a head on top.
-
-    Raises:
-        ValueError: config is of another family.
-        RuntimeError: this version of transformers has another tensor parallelism.
-
-    Example:
-        >>> import transformers, ntk_alibi as na
-        >>> plan = na.tp_plan(transformers.BloomConfig())
-        >>> plan["transformer.h.*.self_attention.dense"]
-        'rowwise'
-    """
-    check_version()
-    from ntk_alibi.integrations.tensor_parallel import register_styles
-
-    found = families.transformers_families()
-    for family in found:
-        if family.tensor_parallel is not None and isinstance(config, family.config_class()):
-            register_styles()
-            return family.tensor_parallel(config)
-    names = families.listed(x for x in found if x.tensor_parallel is not None)
-    raise ValueError(f"config must be of a known family ({names}), got {type(config).__name__}")
 
 
 __all__ = [
@@ -299,6 +246,5 @@ __all__ = [
     "patch",
     "patched",
     "register",
-    "tp_plan",
     "unpatch",
 ]

@@ -10,19 +10,21 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import graph_operator, passes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forms import eager, fused
+from ntk_alibi.integrations.forwards import running_tokens
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given, Sizes
+from ntk_alibi.integrations.passes.inputs import PassInputs, Sizes
 from ntk_alibi.integrations.passes.mask_values import check_tensor
-from ntk_alibi.integrations.settings import form_of, stack_of
-from ntk_alibi.integrations.tokens import NAME, MaskMemory, Tokens, untraced
+from ntk_alibi.integrations.tokens import Tokens, untraced
 
 #: The forms that attend by a pass, by the names that `patch` has for them.
-FORMS: dict[str, Callable[..., Any]] = {"fused": fused.attend, "eager": eager.attend}
+FORMS: dict[str, Callable[..., Any]] = {
+    "fused": fused.compute_output,
+    "eager": eager.compute_output_and_weights,
+}
 
 
 @dataclass(eq=False)
@@ -30,41 +32,30 @@ class Attend:
     """The attention of one layer of a patched model, which its family's `forward` calls.
 
     Attributes:
-        model: the patched model.
-        family: its family.
+        patch: the `Patch` of the model.
         layer: the layer.
         number: the number of the layer.
-        rule: the rule of the model's slopes.
         causal: whether queries see no keys ahead of them.
         crosses: whether keys are of other states, and have no bias.
         table: a `LayerTable` of the model's own bias, or None for slopes.
-        memory: what layers share of the masks that they get.
         ends: whether this is the last layer of a pass.
+        family: the family of the model.
         shares: what layers of a pass that may share a bias have in common: the table, or None.
-        in_graphs: the key by which the operator of compiled graphs finds it.
     """
 
-    model: nn.Module
-    family: Any
+    patch: Any
     layer: nn.Module
     number: int
-    rule: ModelSlopes
     causal: bool
     crosses: bool = False
     table: Any = None
-    memory: Any = field(default_factory=MaskMemory)
     ends: bool = False
+    family: Any = field(init=False)
     shares: Any = field(init=False)
-    in_graphs: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.family = self.patch.family
         self.shares = None if self.table is None else self.table.table
-        self.in_graphs = graph_operator.register(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give a copy a key of its own."""
-        vars(self).update(state)
-        self.__post_init__()
 
     def __call__(
         self,
@@ -86,7 +77,7 @@ class Attend:
             query: (batch, heads, queries, head_dim), the last query at the last key.
             key: (batch, heads or a divisor of them, keys, head_dim), without the keys of `cache`.
             value: as key.
-            mask: what the layer got as its mask: transformers' `Tokens`, or the padding of keys as
+            mask: what the layer got as its mask: `Tokens`, or the padding of keys as
                 (batch, keys), not 0 for real ones, or as values to add to scores, (batch, 1, 1,
                 keys): 0 for real ones and below -1000 for hidden ones.
             cache: a cache of transformers, which holds the keys before these and gets these, or
@@ -107,10 +98,10 @@ class Attend:
         if compiling and graph_operator.fits(self, query, mask, cache, dropout, weights):
             inputs = query, key, value, mask, cache, scale, dropout
             return graph_operator.attend_in_graph(self, *inputs), None
-        return self.attend(query, key, value, mask, cache, scale, weights, dropout)
+        return self.compute(query, key, value, mask, cache, scale, weights, dropout)
 
     @untraced
-    def attend(
+    def compute(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -123,7 +114,7 @@ class Attend:
         seed: int | None = None,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend as a call does, outside of a graph.
+        """Compute what a call returns, outside of a graph.
 
         `seed` is the seed of dropout, or None to draw one; `rows` are the rows of the layer's
         table, or None to read them.
@@ -132,21 +123,20 @@ class Attend:
             _checks.check_plain("query", query)
         own, dtype = self.family.code is None, value.dtype
         if own:
-            query, key, value = self._checked(query, key, value)
+            query, key, value = self._in_one_dtype(query, key, value)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         forward_pass = mask.forward_pass if isinstance(mask, Tokens) else None
         if forward_pass is None:
             sizes = query.shape[0], query.shape[2], key.shape[2]
             forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
-        heads = forward_pass.problem.shape[1] if forward_pass.heads is None else None
-        if heads is not None and query.shape[1] != heads:
+        heads = forward_pass.problem.shape[1]
+        if query.shape[1] != heads:
             raise ValueError(
                 f"query must have the {heads} heads that {type(self.layer).__name__} had at the "
                 f"patch, got {query.shape[1]}: patch again after changing heads"
             )
-        cache = cache if forward_pass.cache is None else forward_pass.cache
-        attend = FORMS[forward_pass.settings.attention]
-        output, formed = attend(
+        compute = FORMS[forward_pass.settings.attention]
+        output, formed = compute(
             self, forward_pass, query, key, value, cache, scale, dropout, seed, rows
         )
         return output.to(dtype) if own else output, formed
@@ -170,7 +160,7 @@ class Attend:
         forward_pass = self.pass_of(tokens, sizes, query.device, cache, False)
         key, value, _ = self.with_cached(forward_pass, key, value, cache)
         scale = query.shape[3] ** -0.5 if scale is None else scale
-        of_query, of_key, of_value, of_table = fused.gradients(
+        of_query, of_key, of_value, of_table = fused.compute_gradients_of_layer(
             self, forward_pass, query, key, value, scale, gradient, dropout, seed, rows
         )
         of_rows = None
@@ -205,17 +195,11 @@ class Attend:
 
     def check_heads(self) -> None:
         """Check that the layer computes all heads."""
-        check_heads(self.layer, self.model, self.rule.heads)
-
-    @property
-    def may_learn(self) -> bool:
-        """Whether a bias of the patch may have parameters."""
-        settings = stack_of(self.model)[-1]
-        return settings is not None and settings.bias is not None
+        check_heads(self.layer, self.patch.model, self.patch.rule.heads)
 
     def is_eager(self, weights: Any) -> bool:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""
-        return bool(weights) or form_of(self.model) == "eager"
+        return bool(weights) or self.patch.settings.attention == "eager"
 
     def pass_of(
         self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool
@@ -223,18 +207,18 @@ class Attend:
         """Return the pass of a layer's tokens: the previous layer's pass, if they are the same."""
         tokens = mask
         if not isinstance(mask, Tokens):
-            if self.family.code is not None and mask is None and not self.crosses:
+            if self.patch.hands_over:
                 raise RuntimeError(
-                    f"transformers built the mask of {type(self.layer).__name__} without asking "
-                    f"the patched model, whose config._attn_implementation must be {NAME!r}, got "
-                    f"{cast(Any, self.model).config._attn_implementation!r}"
+                    f"mask of {type(self.layer).__name__} must be the tokens that its patched "
+                    f"model hands over, got {_checks.briefly(mask)}: call the model"
                 )
             check_tensor("attention_mask", mask)
+            weights = weights or getattr(running_tokens(), "weights", False)
             tokens = self.tokens_of(mask, sizes, device, cache, weights)
         if tokens.forward_pass is None:
-            given = Given.of(self, tokens, sizes, device, cache, weights=weights)
-            tokens.forward_pass = passes.begin(given)
-            tokens.padding = None  # which keeps these tokens as long as it lives
+            inputs = PassInputs.of(self, tokens, sizes, device, cache, weights=weights)
+            tokens.forward_pass = passes.begin(inputs)
+            tokens.mask = None  # which keeps these tokens as long as it lives
         return cast(Pass, tokens.forward_pass)
 
     def tokens_of(
@@ -245,13 +229,13 @@ class Attend:
         cache: Any = None,
         weights: bool = False,
     ) -> Tokens:
-        """Return the tokens of a mask that is not transformers' `Tokens`, which layers share."""
+        """Return the tokens of a mask that a layer or a graph got in place of them."""
         # Threads that share a model have caches of different lengths.
         past = 0 if cache is None else int(cache.get_seq_length(self.number))
-        tokens: Tokens = self.memory.tokens_of(mask, (sizes, past, device, weights), self)
+        tokens: Tokens = self.patch.memory.tokens_of(mask, (sizes, past, device, weights), self)
         return tokens
 
-    def _checked(
+    def _in_one_dtype(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what a family that others wrote computed, checked, in one dtype."""
@@ -261,9 +245,10 @@ class Attend:
                     f"{name} must have shape (batch, heads, tokens, head_dim), got {tuple(x.shape)}"
                 )
         batch, heads, _, channels = query.shape
-        if heads != self.rule.heads:
+        if heads != self.patch.rule.heads:
             raise ValueError(
-                f"query must have the {self.rule.heads} heads of the model's slopes, got {heads}"
+                f"query must have the {self.patch.rule.heads} heads of the model's slopes, got "
+                f"{heads}"
             )
         of_keys, keys = key.shape[1:3]
         wanted = batch, of_keys, keys, channels

@@ -14,7 +14,7 @@ from torch import nn
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import numeric_check, own_bias
-from ntk_alibi.integrations.settings import Settings, check_layers
+from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tables import Table
 from ntk_alibi.integrations.transformers_versions import (
     check_forward,
@@ -24,7 +24,7 @@ from ntk_alibi.integrations.transformers_versions import (
 )
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import find_train_length, train_length_or_default
-from ntk_alibi.scaling import scaling_per
+from ntk_alibi.scaling import check_layers, scaling_per
 
 #: Owner, attribute and replacement: a function, which gets the owner as its first argument, a
 #: static method, which does not, or a plain value.
@@ -120,12 +120,13 @@ class Family:
             place of slopes, or None.
         crossing: crossing(model) returns layers over the states of another model, in the
             order of the layers before them.
-        output: the name of a layer's product with the outputs of its heads, whose weight tensor
-            parallelism divides; "" where the family has none.
-        decoder: whether it is a decoder of transformers with slopes, for attention="traceable",
-            and packed segments.
+        decoder: whether it is a decoder of transformers with slopes, for attention="traceable".
+        makes_masks: makes_masks(model) returns whether transformers' code computes with the mask,
+            so that its layers get a mask in place of `Tokens`.
+        masks_pairs: whether its models take masks of four dimensions, where columns count.
+        model_forward: `model_forward(model, **arguments)` is called in place of the model's own
+            forward.
         masks_hidden: whether boolean masks of transformers' layers are True for hidden keys.
-        tensor_parallel: returns the tensor parallel plan of a configuration, or None.
 
     Example:
         >>> from ntk_alibi.integrations import Family
@@ -162,10 +163,11 @@ class Family:
     code: Code | None = None
     tables: Callable[[Any], Sequence[Table]] | None = None
     crossing: Callable[[Any], list[nn.Module]] = _none
-    output: str = ""
     decoder: bool = False
+    makes_masks: Callable[[Any], bool] = _nothing
+    masks_pairs: bool = False
+    model_forward: Callable[..., Any] | None = None
     masks_hidden: bool = False
-    tensor_parallel: Callable[[Any], dict[str, str]] | None = None
 
     @property
     def own_bias(self) -> str:
@@ -219,7 +221,7 @@ class Family:
         name = self.name
         if self.tables is not None and settings.scaling is not None:
             raise ValueError(
-                f"scaling must be None or a bias for {name}, which has learned buckets and no "
+                f"method must be 'original' or a bias for {name}, which has learned buckets and no "
                 f"slopes, got {_checks.briefly(settings.scaling)}"
             )
         if self.decoder:
@@ -265,50 +267,10 @@ class Family:
             )
         if scaling_per(settings.scaling) == "query":
             raise ValueError(
-                f"scaling must have per='sequence' for {self.name}, an encoder, whose queries see "
-                f"the whole text, got {_checks.briefly(settings.scaling)}"
+                f"method must have per='sequence' for {self.name}, an encoder, whose queries see "
+                f"the whole text, got {_checks.briefly(settings.scaling)}: by name, it ends in "
+                "':sequence'"
             )
-
-    def own_heads(
-        self, layer: Any, model: Any, heads: int, settings: Settings, own: Mapping[Any, Any]
-    ) -> slice | None:
-        """Return the heads that this rank of tensor parallelism computes, or None for all.
-
-        Args:
-            layer: a layer of the model.
-            model: the model.
-            heads: the number of its slopes.
-            settings: those in force.
-            own: biases in place of slopes.
-        """
-        if not self.output:
-            return None
-        check_heads(layer, model, heads)
-        mesh = mesh_of(getattr(layer, self.output))
-        if mesh is None:
-            return None
-        if any(isinstance(bias, nn.Module) for bias in own.values()):
-            raise ValueError(
-                "scaling must be a bias object under tensor parallelism, whose ranks have the "
-                "gradients of their own heads only, got a module"
-            )
-        if heads % mesh.size():
-            raise ValueError(f"tp_size must divide the model's {heads} heads, got {mesh.size()}")
-        if settings.attention == "eager":
-            raise ValueError(
-                "attention must be 'fused' under tensor parallelism, and "
-                "output_attentions False, got 'eager'"
-            )
-        count = heads // mesh.size()
-        return slice(mesh.get_local_rank() * count, (mesh.get_local_rank() + 1) * count)
-
-
-def mesh_of(linear: Any) -> Any:
-    """Return the mesh by which tensor parallelism divides a linear layer, or None.
-
-    Layers of quantized weights may have no `weight`.
-    """
-    return getattr(getattr(linear, "weight", None), "device_mesh", None)
 
 
 def check_heads(layer: Any, model: Any, sloped: int) -> None:
@@ -319,7 +281,7 @@ def check_heads(layer: Any, model: Any, sloped: int) -> None:
         raise ValueError(
             f"{type(layer).__name__} must compute all {every} heads with their slopes, got "
             f"{computed} heads and slopes of {sloped}: some heads of a model have other slopes "
-            "than a model with so few; ntk_alibi.tp_plan divides a model for tensor parallelism"
+            "than a model with so few; vLLM divides the heads of a model over processes"
         )
 
 

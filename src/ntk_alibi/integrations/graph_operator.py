@@ -17,23 +17,18 @@ from ntk_alibi._torch_state import is_transformed
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.tensors.dropout import to_seed
 from ntk_alibi.integrations.caches import Bounded, ReadAsHeld
-from ntk_alibi.integrations.settings import stack_of
 from ntk_alibi.integrations.tokens import Tokens
 
-_unused_keys = itertools.count()
-_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_unused = itertools.count()
 
-#: The settings of patches under which graphs ran.
-_settings: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-#: The number of settings of a model's configuration.
-_OF_CONFIG = -1
+#: The patch in force of each model, by the key that graphs have for the model.
+_patches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def register(attend: Any) -> int:
-    """Return the key by which the operator finds the attention of a layer."""
-    key = next(_unused_keys)
-    _layers[key] = attend
+def key_for(patch: Any, key: int | None = None) -> int:
+    """Return the key by which graphs find a patch: a new one, or the key of the one before."""
+    key = next(_unused) if key is None else key
+    _patches[key] = patch
     return key
 
 
@@ -48,13 +43,11 @@ def fits(attend: Any, query: Any, mask: Any, cache: Any, dropout: float, weights
         return False
     if torch.is_grad_enabled():
         in_core = query.is_cpu and query.dtype is not torch.float64
-        if attend.may_learn or overwritten or not in_core:
+        if attend.patch.settings.bias is not None or overwritten or not in_core:
             return False
     if isinstance(mask, Tokens):
-        of_pairs = getattr(mask.padding, "ndim", 2) != 2
-        packed = mask.segments is not None or (of_pairs and mask.positions is not None)
-        return not (packed or mask.weights) and mask.forward_pass is None
-    return attend.family.code is None or isinstance(mask, torch.Tensor)
+        return not mask.weights and mask.forward_pass is None
+    return not attend.patch.hands_over
 
 
 def attend_in_graph(
@@ -68,7 +61,7 @@ def attend_in_graph(
     dropout: float,
 ) -> torch.Tensor:
     """Return the output of a layer that Dynamo traces; a cache gets the new keys before."""
-    mask, end = mask.padding if isinstance(mask, Tokens) else mask, None
+    mask, end = mask.mask if isinstance(mask, Tokens) else mask, None
     if cache is not None:
         key, value = cache.update(key, value, attend.number)
         end = cache.get_seq_length(attend.number)
@@ -80,21 +73,20 @@ def attend_in_graph(
         rows = rows if rows.requires_grad else None
     seed = to_seed(checked_dropout(dropout, None, query, key.shape[2]))
     tensors = query, key, value, mask, end, rows, seed
-    results = _layer_attention(*tensors, attend.in_graphs, scale, float(dropout))
+    place = attend.patch.key, attend.number, attend.crosses
+    results = _layer_attention(*tensors, *place, scale, float(dropout))
     return cast(torch.Tensor, results[0])
 
 
-def _settings_of(attend: Any) -> int:
-    """Return the number of the settings in force."""
-    settings = stack_of(attend.model)[-1]
-    if settings is None:
-        return _OF_CONFIG
-    for number, known in _settings.items():
-        if known is settings:
-            return number
-    number = next(_unused_keys)
-    _settings[number] = settings
-    return number
+def _found(key: int, number: int, crosses: bool, serial: int | None = None) -> Any:
+    """Return the `Attend` of a layer by the patch in force, which must have the serial number."""
+    patch = _patches.get(key)
+    if patch is None or not patch.in_force or serial not in (None, patch.serial):
+        raise ValueError(
+            "the patch must stay as it is until the backward pass of a compiled model is done, "
+            "which computes weights again: call backward() inside of the patch"
+        )
+    return patch.numbered[number, crosses]
 
 
 class Updated:
@@ -137,7 +129,7 @@ def _constants(
 
 _SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, Tensor? rows, "
-    "Tensor? seed, int layer, float? scale, float dropout"
+    "Tensor? seed, int patch, int number, bool crosses, float? scale, float dropout"
 )
 
 
@@ -152,11 +144,13 @@ def _layer_attention(
     end: torch.Tensor | None,
     rows: torch.Tensor | None,
     seed: torch.Tensor | None,
-    layer: int,
+    patch: int,
+    number: int,
+    crosses: bool,
     scale: float | None,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of a layer, and the number of the settings of its patch.
+    """Return the output of a layer, and the number of its patch.
 
     Args:
         query: (batch, heads, queries, head_dim), the last query at the last key.
@@ -166,19 +160,21 @@ def _layer_attention(
         end: the number of tokens that the cache has seen with these, or None without a cache.
         rows: the rows of the layer's table, where autograd follows them, or None.
         seed: the seed of dropout, or None without.
-        layer: the key that `register` gave the layer.
+        patch: the key that `key_for` gave the patch.
+        number: the number of the layer.
+        crosses: whether it attends to other states.
         scale: the factor of the products, or None.
         dropout: the probability of dropping a weight.
     """
-    attend = _layers[layer]
+    attend = _found(patch, number, crosses)
     query, key, value, cache = _inputs(attend, query, key, value, end)
     sizes = query.shape[0], query.shape[2], key.shape[2]
     tokens = attend.tokens_of(mask, sizes, query.device, cache)
     with torch.no_grad():
-        output: torch.Tensor = attend.attend(
+        output: torch.Tensor = attend.compute(
             query, key, value, tokens, cache, scale, False, dropout, *_constants(seed, rows)
         )[0]
-    return output.contiguous(), torch.tensor(_settings_of(attend))
+    return output.contiguous(), torch.tensor(attend.patch.serial)
 
 
 @_layer_attention.register_fake
@@ -190,23 +186,18 @@ def _(query: torch.Tensor, _: Any, value: torch.Tensor, *__: Any) -> Any:
 @torch.library.custom_op(
     "ntk_alibi::layer_attention_backward",
     mutates_args=(),
-    schema=f"(Tensor gradient, Tensor settings, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor gradient, Tensor serial, {_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _layer_attention_backward(
-    gradient: torch.Tensor, settings: torch.Tensor, *given: Any
+    gradient: torch.Tensor, serial: torch.Tensor, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of a layer's query, of all keys and values, and of its rows.
 
     Raises:
         ValueError: the patch is another one than in the forward pass.
     """
-    query, key, value, mask, end, rows, seed, layer, scale, dropout = given
-    attend = _layers.get(layer)
-    if attend is None or not stack_of(attend.model) or _settings_of(attend) != int(settings):
-        raise ValueError(
-            "the patch must stay as it is until the backward pass of a compiled model is done, "
-            "which computes weights again: call backward() inside of the patch"
-        )
+    query, key, value, mask, end, rows, seed, patch, number, crosses, scale, dropout = given
+    attend = _found(patch, number, crosses, int(serial))
     inputs = _inputs(attend, query, key, value, end)
     others = mask, scale, dropout, *_constants(seed, rows)
     *gradients, of_rows = attend.gradients(gradient, *inputs, *others)
@@ -227,7 +218,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
     found = _layer_attention_backward(gradient, *ctx.saved_tensors, *ctx.others)
     *of_inputs, of_rows = found
-    return *of_inputs, None, None, of_rows if ctx.needs_input_grad[5] else None, *[None] * 4
+    return *of_inputs, None, None, of_rows if ctx.needs_input_grad[5] else None, *[None] * 6
 
 
 _layer_attention.register_autograd(_differentiate, setup_context=_save)

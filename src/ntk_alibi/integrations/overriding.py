@@ -9,8 +9,12 @@ from typing import Any
 
 from torch import nn
 
-#: The arguments of `restore`: a module, a name, and the plain value that was replaced, or nothing.
-Restored = tuple[nn.Module, str, tuple[Any, ...]]
+#: Where accelerate's hooks keep a module's forward.
+_HOOKED = "_old_forward"
+
+#: The arguments of `restore`: a module, the name of an attribute, what took its place, and what the
+#: instance had before, or nothing.
+Restored = tuple[nn.Module, str, Any, tuple[Any, ...]]
 
 
 def override(module: nn.Module, name: str, replacement: Any) -> Restored:
@@ -22,28 +26,29 @@ def override(module: nn.Module, name: str, replacement: Any) -> Restored:
     Returns:
         The arguments of `restore`, which takes it back.
     """
-    values: tuple[Any, ...] = ()
-    if isinstance(replacement, nn.Module):
-        setattr(module, name, replacement)
-    elif isinstance(replacement, staticmethod):
-        setattr(module, _slot(module, name), replacement.__func__)
-    elif callable(replacement):
-        setattr(module, _slot(module, name), partial(replacement, module))
-    else:
-        values = (getattr(module, name),)
-        setattr(module, name, replacement)
-    return module, name, values
+    if isinstance(replacement, staticmethod):
+        replacement = replacement.__func__
+    elif callable(replacement) and not isinstance(replacement, nn.Module):
+        replacement = partial(replacement, module)
+    slot = _HOOKED if name == "forward" and hasattr(module, _HOOKED) else name
+    before = (vars(module)[slot],) if slot in vars(module) else ()
+    setattr(module, slot, replacement)
+    return module, name, replacement, before
 
 
-def restore(module: nn.Module, name: str, values: tuple[Any, ...]) -> None:
-    """Undo `override`, which returned these arguments."""
-    slot = _slot(module, name)
-    if values:
-        setattr(module, name, *values)
-    elif slot == name:
-        delattr(module, slot)
-    else:
-        setattr(module, slot, getattr(type(module), name).__get__(module))
+def restore(module: nn.Module, name: str, replacement: Any, before: tuple[Any, ...]) -> None:
+    """Undo `override`, which returned these arguments, unless others have wrapped it since."""
+    slots = [name, _HOOKED] if name == "forward" else [name]
+    for slot in slots:
+        if getattr(module, slot, None) is not replacement:
+            continue
+        own = type(module).forward.__get__(module) if name == "forward" else None
+        if slot == _HOOKED:
+            setattr(module, slot, *(before or (own,)))
+        elif before and before[0] != own:
+            setattr(module, slot, *before)
+        else:
+            delattr(module, slot)
 
 
 @contextmanager
@@ -68,8 +73,3 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _slot(module: nn.Module, name: str) -> str:
-    """Return the attribute of a method; accelerate's hooks move a module's forward."""
-    return "_old_forward" if name == "forward" and hasattr(module, "_old_forward") else name

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks
+from ntk_alibi.biases.base import check_defined
 
 #: The submodule of a patched model.
 NAME = "ntk_alibi_bias"
 
 
 def bias_of_argument(value: Any) -> Any:
-    """Return the bias that the argument `scaling` of `patch` is, or None.
+    """Return the bias that the argument `method` of `patch` is, or None.
 
     Returns:
         A bias object, a module, or a dict of them by layers.
@@ -33,7 +34,7 @@ def bias_of_argument(value: Any) -> Any:
         biases = {layer: bias_of_argument(bias) for layer, bias in value.items()}
         if wrong := [layer for layer, bias in biases.items() if bias is None or layer < 0]:
             raise ValueError(
-                "scaling must be a dict of layers to biases, from 0 on, got "
+                "method must be a dict of layers to biases, from 0 on, got "
                 f"{_checks.briefly(value[wrong[0]])} for layer {wrong[0]}"
             )
         return biases
@@ -43,7 +44,7 @@ def bias_of_argument(value: Any) -> Any:
         return value
     if callable(value) and not callable(getattr(value, "scale_exponents", None)):
         raise ValueError(
-            "scaling must be a scaling, a bias object such as KerpleLog(r1, r2), or a torch module "
+            "method must be a scaling, a bias object such as KerpleLog(r1, r2), or a torch module "
             f"that returns one, got {_checks.briefly(value)}"
         )
     return None
@@ -54,7 +55,7 @@ def check(given: Any, heads: int, layers: int, *, encoder: bool) -> None:
     for layer, own in by_layer(given).items():
         if layer is not None and layer >= layers:
             raise ValueError(
-                f"scaling must be a dict of layers below {layers}, the number of the model's "
+                f"method must be a dict of layers below {layers}, the number of the model's "
                 f"layers, got {layer}"
             )
         bias = own
@@ -64,27 +65,28 @@ def check(given: Any, heads: int, layers: int, *, encoder: bool) -> None:
                     bias = returned(own)
             except (TypeError, AttributeError) as error:
                 raise ValueError(
-                    "scaling must be a module that returns a bias without hidden states, got "
+                    "method must be a module that returns a bias without hidden states, got "
                     f"{type(own).__name__}, which raises {error!r}"
                 ) from error
         if not callable(getattr(bias, "kernel_bias", None)):
             raise ValueError(
-                f"scaling must be a module that returns a BiasObject, got {type(own).__name__}, "
+                f"method must be a module that returns a BiasObject, got {type(own).__name__}, "
                 f"which returns {type(bias).__name__}"
             )
+        check_defined(bias)
         if bias.num_heads != heads:
             raise ValueError(
-                f"scaling must be a bias of the model's {heads} heads, got {_checks.briefly(bias)}"
+                f"method must be a bias of the model's {heads} heads, got {_checks.briefly(bias)}"
             )
         if encoder and getattr(bias, "sides", None) == "causal":
             raise ValueError(
-                "scaling must be a bias of both sides for an encoder, such as one with "
+                "method must be a bias of both sides for an encoder, such as one with "
                 f"sides='symmetric', got {_checks.briefly(bias)}"
             )
         of_queries = getattr(bias, "query_length", None) is not None
         if of_queries or getattr(bias, "per_token", False):
             raise ValueError(
-                "scaling must be a bias of positions alone, got one with values of single tokens, "
+                "method must be a bias of positions alone, got one with values of single tokens, "
                 f"{_checks.briefly(bias)}"
             )
 
@@ -108,7 +110,7 @@ def returned(make: Any) -> Any:
     return make(None) if takes else make()
 
 
-def register(target: nn.Module, bias: Any) -> None:
+def hold_modules(target: nn.Module, bias: Any) -> None:
     """Make the modules of a bias a submodule of a model, on its device; None takes it away."""
     if NAME in dict(target.named_children()):
         delattr(target, NAME)

@@ -1,44 +1,144 @@
-"""Apply patches to live models, and undo them."""
+"""Patches of live models: put in force, taken back."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import nn
 
-from ntk_alibi._torch_state import refuse_script
-from ntk_alibi.integrations import numeric_check, outer_models, own_bias, version_check
+from ntk_alibi._torch_state import is_tracing, refuse_script
+from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.integrations import config, graph_operator, numeric_check, own_bias, version_check
+from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.family import Family, Replacement
-from ntk_alibi.integrations.overriding import override, restore
-from ntk_alibi.integrations.settings import (
-    PATCHED,
-    Patched,
-    Settings,
-    form_of,
-    of_config,
-    own_config,
-    patched_config,
-    refuse_traceable,
-    stack_of,
-    warn_of_another_train_length,
-    write_plainly,
+from ntk_alibi.integrations.forwards import (
+    OWNERS,
+    PATCH,
+    Owners,
+    layer_forward,
+    model_forward,
+    signature_without_types,
 )
+from ntk_alibi.integrations.overriding import Restored, override, restore
+from ntk_alibi.integrations.settings import Settings, warn_of_another_train_length
 from ntk_alibi.integrations.tables import LayerTable
-from ntk_alibi.integrations.tokens import NAME, MaskMemory
+from ntk_alibi.integrations.tokens import MaskMemory
 from ntk_alibi.integrations.transformers_versions import version_is_tested
 
-#: The patches of a model that is compared with itself: one, without scaling.
-PLAIN = (Settings(None),)
-
 _lock = threading.RLock()
+_serials = itertools.count()
+
+
+@dataclass(eq=False)
+class Patch:
+    """The patch of one model, which the model keeps; a deep copy of the model has one of its own.
+
+    Attributes:
+        family: the family of the model.
+        model: the model whose layers attend.
+        settings: the choices of the patch.
+        entry: its entry in the configuration, or None.
+        released: what `release` of the family returned.
+        key: the key by which compiled graphs find the patch in force of the model.
+        serial: the number of this patch.
+        rule: the rule of the model's slopes.
+        causal: whether queries see no keys ahead of them.
+        traceable: whether layers attend by transformers' own masks, in plain torch.
+        attends: the `Attend` of each attention layer.
+        numbered: the same by the number of a layer, and whether it attends to other states.
+        memory: what layers share of the masks that they get.
+        positional: the arguments that the model's forward takes by position, too.
+        own_forward: what the model's forward was, if it had one of its own.
+        replaced: arguments of `overriding.restore`.
+        written: the argument of `config.restore_entries`.
+    """
+
+    family: Family
+    model: Any
+    settings: Settings
+    entry: dict[str, Any] | None = None
+    released: Any = None
+    key: int = -1
+    serial: int = field(init=False)
+    rule: ModelSlopes = field(init=False)
+    causal: bool = field(init=False)
+    traceable: bool = field(init=False)
+    attends: dict[nn.Module, Attend] = field(init=False)
+    numbered: dict[tuple[int, bool], Attend] = field(init=False)
+    memory: MaskMemory = field(init=False, default_factory=MaskMemory)
+    positional: tuple[str, ...] = field(init=False)
+    own_forward: Callable[..., Any] | None = field(init=False, default=None)
+    replaced: list[Restored] = field(init=False, default_factory=list)
+    written: config.Written = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        family, model = self.family, self.model
+        self.serial = next(_serials)
+        self.rule, self.causal = family.rule(model), family.is_causal(model)
+        self.positional, self.traceable = positional_names(model), self.settings.traceable
+        self.attends, self.numbered = {}, {}
+        attend_class: Any = Attend
+        if self.traceable:
+            from ntk_alibi.integrations.forms.traceable import TraceableAttend
+
+            attend_class = TraceableAttend
+        tables = None if family.tables is None else family.tables(model)
+        for layers, crosses in ((family.layers(model), False), (family.crossing(model), True)):
+            for number, layer in enumerate(layers):
+                table = None
+                if tables is not None and not crosses:
+                    first = all(tables[number] is not x for x in tables[:number])
+                    table = LayerTable(tables[number], first=first)
+                causal, ends = self.causal and not crosses, layer is layers[-1]
+                attend = attend_class(self, layer, number, causal, crosses, table, ends)
+                self.numbered[number, crosses] = self.attends.setdefault(layer, attend)
+
+    def attend_of(self, layer: nn.Module, place: tuple[int, bool]) -> Attend | None:
+        """Return the `Attend` of a layer that got this patch's tokens; None if there is no place.
+
+        Args:
+            layer: the layer, which may be a copy.
+            place: its number, and whether it attends to other states.
+        """
+        known = None if is_tracing() else self.attends.get(layer)
+        if known is None and place in self.numbered:
+            known = replace(self.numbered[place], layer=layer)
+        return known
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the layers get `Tokens`, not masks."""
+        family = self.family
+        return family.code is not None and not (self.traceable or family.makes_masks(self.model))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Let the layers of a copied model belong to the copy's patch."""
+        vars(self).update(state)
+        self.serial, self.key = next(_serials), graph_operator.key_for(self)
+        _own(self)
+
+    def __repr__(self) -> str:
+        choices = repr(self.settings)
+        if self.settings.scaling is None and self.settings.bias is None:
+            choices = choices.replace("None", self.family.own_bias, 1)
+        return f"patch of {self.family.name}, {choices}"
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the model follows this patch."""
+        return getattr(self.model, PATCH, None) is self
 
 
 class PatchHandle:
-    """A patch in force, until `undo` or the end of its `with` block.
+    """A patch in force, until `undo`, the end of its `with` block, or another patch of the model.
 
     The block ends the patch for good: for another one call `patch` again.
 
@@ -49,39 +149,32 @@ class PatchHandle:
         log_n: its factor of scores, a `LogN`, or None.
     """
 
-    def __init__(self, family: Family, targets: list[nn.Module], settings: Settings) -> None:
-        self._family = family
-        self._targets = targets
-        self._settings = settings
+    def __init__(self, patches: list[Patch]) -> None:
+        self._patches = patches
         self._entered = False
+        settings = patches[0].settings
         self.scaling = settings.scaling
         self.bias = settings.bias
         self.attention = settings.attention
         self.log_n = settings.log_n
 
     def undo(self) -> None:
-        """Undo this patch; patches around and inside it stay. A second call does nothing."""
+        """Undo this patch; one that was undone or replaced stays so."""
         with _lock:
-            for target in self._targets:
-                stack = stack_of(target)
-                kept = tuple(settings for settings in stack if settings is not self._settings)
-                if len(kept) == len(stack):
-                    continue
-                if kept:
-                    _stack(self._family, target, kept)
-                else:
-                    _uninstall(target)
-            self._targets = []
+            for patch in self._patches:
+                if patch.in_force:
+                    _swap(patch.model, None)
+                    config.restore_entries(patch.written)
 
     def __enter__(self) -> PatchHandle:
         """Begin the block at whose end this patch is undone.
 
         Raises:
-            ValueError: the patch was undone, or has such a block already.
+            ValueError: the patch is not in force, or has such a block already.
         """
-        undone = self._state() == "undone"
-        if undone or self._entered:
-            state = "that was undone" if undone else "inside a block of its own"
+        in_force = self._state == "in force"
+        if not in_force or self._entered:
+            state = "inside a block of its own" if in_force else f"that was {self._state}"
             raise ValueError(
                 f"patch must be in force and have one with block, got one {state}: call "
                 "na.patch(model, ...) again"
@@ -93,150 +186,163 @@ class PatchHandle:
         self.undo()
 
     def __repr__(self) -> str:
-        choices = repr(self._settings)
-        if self.scaling is None and self.bias is None:
-            choices = choices.replace("None", self._family.own_bias, 1)
-        return f"<patch of {self._family.name}, {choices}, {self._state()}>"
+        return f"<{self._patches[0]!r}, {self._state}>"
 
+    @property
     def _state(self) -> str:
-        """Return whether the patch is in force, and how many others the model has."""
-        for stack in map(stack_of, self._targets):
-            for place, settings in enumerate(stack):
-                if settings is self._settings:
-                    newer, older = len(stack) - place - 1, place - (None in stack)
-                    if newer:
-                        return f"under {newer} newer {'patch' if newer == 1 else 'patches'}"
-                    others = f", over {older} other {'patch' if older == 1 else 'patches'}"
-                    return f"in force{others if older else ''}"
-        return "undone"
+        """Whether the patch is in force, replaced or undone."""
+        if any(patch.in_force for patch in self._patches):
+            return "in force"
+        return "replaced" if any(hasattr(x.model, PATCH) for x in self._patches) else "undone"
 
 
 def apply(
-    model: nn.Module, family: Family, targets: list[nn.Module], settings: Settings
+    model: nn.Module,
+    family: Family,
+    targets: list[nn.Module],
+    settings: Settings,
+    entry: dict[str, Any] | None = None,
 ) -> PatchHandle:
-    """Check all targets in a model, then patch them."""
+    """Patch all targets in a model, whose family has checked that the settings fit.
+
+    Args:
+        model: the model that a user has.
+        family: the family of the targets.
+        targets: the models inside of it whose layers attend.
+        settings: the settings.
+        entry: the entry of the configuration, or None for none.
+    """
     for target in targets:
-        family.check_fit(target, settings)
-        _check_version(family, target)
-        if None in stack_of(target):
-            refuse_traceable(settings.attention)
+        if family.code is not None and not version_is_tested():
+            version_check.check(family, target, partial(_patch_plainly, family))
     warn_of_another_train_length(settings.scaling, family.stated_length(targets[0]))
-    if all(stack_of(target)[-1:] == (settings,) for target in targets):
-        warnings.warn(
-            "model is patched by the same call already, and this patch nests in that one: its "
-            "undo() leaves the other in force, while na.unpatch(model) takes all back",
-            stacklevel=4,
-        )
     with _lock:
-        before = [stack_of(target) for target in targets]
+        before: list[Patch | None] = [getattr(target, PATCH, None) for target in targets]
         try:
-            for target, stack in zip(targets, before, strict=True):
-                if not stack and family.code is None:
-                    numeric_check.compare(family, target, partial(_stack, family, stack=PLAIN))
-                alone = model is target and family.decoder and not stack
-                modules = outer_models.all_modules() if alone else model.modules()
-                around = outer_models.models_that_hold(target, modules)
-                _stack(family, target, (*stack, settings))
-                if family.decoder:
-                    outer_models.keep(around, target)
-                if around:
-                    from ntk_alibi.integrations import saving
-
-                    saving.register()
+            for target, old in zip(targets, before, strict=True):
+                if old is None and family.code is None:
+                    numeric_check.compare(family, target, partial(_patch_plainly, family))
+                _swap(target, Patch(family, target, settings, entry))
         except BaseException:  # a half patched model never remains
-            for target, stack in zip(targets, before, strict=True):
-                if stack:
-                    _stack(family, target, stack)
-                elif stack_of(target):
-                    _uninstall(target)
+            for target, old in zip(targets, before, strict=True):
+                _swap(target, old)
             raise
-    return PatchHandle(family, targets, settings)
+        patches: list[Patch] = [getattr(target, PATCH) for target in targets]
+        written = [pair for old in before if old is not None for pair in old.written]
+        known = [changed for changed, _ in written]
+        new = config.write_entry(model, targets, entry)
+        written += [pair for pair in new if all(pair[0] is not x for x in known)]
+        patches[0].written = written
+    return PatchHandle(patches)
 
 
-def follow_config(family: Family, target: nn.Module) -> None:
-    """Patch a new model permanently; its configuration is read at each call."""
-    config: Any = target.config
-    write_plainly(config)
-    settings = of_config(config)
-    family.check_fit(target, settings)
-    _check_version(family, target)
-    warn_of_another_train_length(settings.scaling, family.stated_length(target))
-    _stack(family, target, (None,))
-    if family.decoder:
-        outer_models.keep([target], target)
+@contextmanager
+def keeping_patches(model: nn.Module) -> Iterator[None]:
+    """Give a model, at the end of a block, the patches that it has at its begin."""
+    before = [vars(part)[PATCH] for part in model.modules() if PATCH in vars(part)]
+    try:
+        yield
+    finally:
+        with _lock:
+            for patch in before:
+                if not patch.in_force:
+                    _swap(patch.model, patch)
+                    config.write_again(patch.written, patch.entry)
 
 
-def _check_version(family: Family, target: nn.Module) -> None:
-    """Compare a small model with itself, patched, for a version of transformers not tested."""
-    if family.code is not None and not version_is_tested():
-        version_check.check(family, target, partial(_stack, family, stack=PLAIN))
-
-
-def handles(family: Family, targets: list[nn.Module]) -> list[PatchHandle]:
-    """Return a handle for each patch of the targets, in the order in which they were applied."""
-    patches: dict[int, Settings] = {}
+def handles(targets: list[Any]) -> list[PatchHandle]:
+    """Return a handle for each patch of the targets."""
+    found: dict[int, list[Patch]] = {}
     for target in targets:
-        patches |= {id(settings): settings for settings in stack_of(target) if settings is not None}
-    return [
-        PatchHandle(family, [x for x in targets if any(y is z for z in stack_of(x))], y)
-        for y in patches.values()
-    ]
+        if (patch := getattr(target, PATCH, None)) is not None:
+            found.setdefault(id(patch.settings), []).append(patch)
+    return [PatchHandle(patches) for patches in found.values()]
 
 
-def _stack(family: Family, target: nn.Module, stack: tuple[Settings | None, ...]) -> None:
-    """Store the settings of nested patches, of which the last is in force."""
-    settings = stack[-1] or Settings(None)
-    if settings.bias is not None or own_bias.NAME in dict(target.named_children()):
-        own_bias.register(target, settings.bias)
-    patched: Patched = vars(target).setdefault(PATCHED, Patched(family))
-    patched.family, patched.stack = family, stack
-    form = form_of(target)
-    if patched.form and (patched.form != form or settings.traceable):
-        _take_back(target, patched)
-    if not patched.form:
-        _install(target, patched, settings, form)
+def _patch_plainly(family: Family, target: nn.Module) -> None:
+    """Patch a model without scaling, to compare it with itself."""
+    _swap(target, Patch(family, target, Settings(None)))
 
 
-def _install(target: Any, patched: Patched, settings: Settings, form: str) -> None:
-    """Replace the methods of a stock model, and let transformers give it the tokens of a pass."""
-    family = patched.family
-    patched.released = family.release(target)
-    replacements = _replacements(family, target, settings)
-    takes_tokens = family.code is not None and not settings.traceable
-    if takes_tokens and target.config._attn_implementation != NAME:
-        target.config = patched_config(target.config)
-    patched.form = form
-    for replacement in replacements:
-        patched.replaced.append(override(*replacement))
+def _swap(model: Any, new: Patch | None) -> None:
+    """Put a patch, or none, in force in place of the patch that a model has, if it has one."""
+    old: Patch | None = getattr(model, PATCH, None)
+    if old is new:
+        return
+    same = old is not None and new is not None and old.family is new.family
+    if old is not None:
+        _take_back(old)
+        if not same:
+            old.family.rebuild(model, old.released)
+    if new is not None:
+        new.released = old.released if same and old else new.family.release(model)
+        new.key = graph_operator.key_for(new, old.key if old else None)
+        _install(new)
 
 
-def _replacements(family: Family, target: nn.Module, settings: Settings) -> list[Replacement]:
-    """Return what is replaced in a patched model, its layers' forward included."""
-    attend_class = Attend
-    if settings.traceable:
-        from ntk_alibi.integrations.forms.traceable import BIAS, LayerBias, TraceableAttend
+def _install(patch: Patch) -> None:
+    """Replace the methods of a model and its layers; shared layers may have theirs already."""
+    model = patch.model
+    setattr(model, PATCH, patch)
+    own_bias.hold_modules(model, patch.settings.bias)
+    for layer in patch.attends:
+        if OWNERS not in vars(layer):
+            override(layer, "forward", layer_forward)
+    _own(patch)
+    for replacement in _replacements(patch):
+        patch.replaced.append(override(*replacement))
+    *_, ours, own = override(model, "forward", model_forward)
+    patch.replaced.append((model, "forward", ours, own))
+    ours.__signature__ = signature_without_types(model)
+    if patch.family.model_forward is not None:
+        patch.own_forward = partial(patch.family.model_forward, model)
+    elif own and own[0] != type(model).forward.__get__(model):
+        patch.own_forward = own[0]
 
-        attend_class = TraceableAttend
-    rule, causal = family.rule(target), family.is_causal(target)
-    tables = None if family.tables is None else family.tables(target)
-    replacements = list(family.replacements(target))
-    replacements.append((target, "_replicate_for_data_parallel", _refuse_replicas))
-    if not settings.traceable:
-        replacements.append((target, "__prepare_scriptable__", refuse_script))
-    for layers, crosses in ((family.layers(target), False), (family.crossing(target), True)):
-        memory = MaskMemory()
-        for i, layer in enumerate(layers):
-            table = None
-            if tables is not None and not crosses:
-                table = LayerTable(tables[i], first=tables[i] not in tables[:i])
-            ends, sees_back = i == len(layers) - 1, causal and not crosses
-            attend = attend_class(
-                target, family, layer, i, rule, sees_back, crosses, table, memory, ends=ends
+
+def _replacements(patch: Patch) -> list[Replacement]:
+    """Return what is replaced in a patched model beside its forward and the layers' forward."""
+    model: Any = patch.model
+    found = list(patch.family.replacements(model))
+    found.append((model, "_replicate_for_data_parallel", _refuse_replicas))
+    if not patch.traceable:
+        return [*found, (model, "__prepare_scriptable__", refuse_script)]
+    from ntk_alibi.integrations.forms.traceable import BIAS, LayerBias
+
+    for layer in patch.attends:
+        if hasattr(layer, BIAS):
+            raise ValueError(
+                "model must have attention layers of its own with attention='traceable', got a "
+                f"{type(layer).__name__} of another patched model"
             )
-            replacements.append((layer, "forward", partial(family.forward, attend)))
-            if settings.traceable:
-                replacements.append((layer, BIAS, LayerBias(rule, settings, layer)))
-    return replacements
+        found.append((layer, BIAS, LayerBias(patch.rule, patch.settings, layer)))
+    return found
+
+
+def _own(patch: Patch) -> None:
+    """Let the layers of a patch belong to it."""
+    for layer, attend in patch.attends.items():
+        owners = vars(layer).setdefault(OWNERS, Owners((attend.number, attend.crosses)))
+        owners.attends[patch.key] = weakref.ref(attend)
+
+
+def _take_back(patch: Patch) -> None:
+    """Undo `_install`, as far as it came."""
+    for replacement in reversed(patch.replaced):
+        restore(*replacement)
+    patch.replaced, patch.own_forward = [], None
+    for layer in patch.attends:
+        if OWNERS not in vars(layer):
+            continue
+        owners = vars(layer)[OWNERS]
+        owners.attends.pop(patch.key, None)
+        if not owners.living():
+            del vars(layer)[OWNERS]
+            for value in list(vars(layer).values()):
+                if isinstance(value, partial) and value.func is layer_forward:
+                    restore(layer, "forward", value, ())
+    own_bias.hold_modules(patch.model, None)
+    delattr(patch.model, PATCH)
 
 
 def _refuse_replicas(_: nn.Module) -> NoReturn:
@@ -245,21 +351,3 @@ def _refuse_replicas(_: nn.Module) -> NoReturn:
         "model must not be patched in torch.nn.DataParallel, whose replicas would compute with the "
         "weights of the first one: use torch.nn.parallel.DistributedDataParallel, or patch none"
     )
-
-
-def _take_back(target: Any, patched: Patched) -> None:
-    """Undo `_install`."""
-    for replacement in patched.replaced:
-        restore(*replacement)
-    patched.form, patched.replaced = "", []
-    if patched.family.code is not None:
-        target.config = own_config(target.config)
-    patched.family.rebuild(target, patched.released)
-
-
-def _uninstall(target: nn.Module) -> None:
-    outer_models.give_back(target)
-    patched = vars(target).pop(PATCHED)
-    own_bias.register(target, None)
-    if patched.form:
-        _take_back(target, patched)

@@ -1,6 +1,6 @@
 """The tokens of a pass, which transformers passes to the layers in place of a mask.
 
-Layers outside of transformers get masks; `MaskMemory` keeps the tokens of these.
+Layers of remote code and of compiled graphs get masks; `MaskMemory` keeps the tokens of these.
 """
 
 from __future__ import annotations
@@ -14,24 +14,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: The name of our attention implementation and of the mask function `tokens_of_pass`.
-NAME = "ntk_alibi"
-
 MISUSE = (
-    "attn_implementation='ntk_alibi' must be given when a model is made, to from_pretrained or "
-    "from_config, and the patch must stay until the backward pass of a gradient-checkpointed "
-    "forward is done, which runs that forward again; this model was made without the name, or is "
-    "of another family, or the patch was undone before, or a layer was replaced: patch again after "
-    "replacing layers"
+    "a layer must attend by the patch of its model to read its tokens, got a layer without patch: "
+    "patch again after replacing layers, and let a patch stay until the backward pass of a "
+    "gradient-checkpointed forward is done, which runs that forward again"
 )
-
 
 #: Message of torch where it cannot trace a patched model in one graph.
 WAY_TO_TRACE = (
     "ntk_alibi: attention must be 'traceable' for torch.export, and for torch.compile with "
-    "fullgraph=True where weights are wanted or dropped, a bias is trained, rows are packed, or "
-    "the cache is a GrowingCache, a WindowCache, or a static one with gradients: use "
-    "patch(model, scaling, attention='traceable'); fullgraph must be False for a model of a family "
+    "fullgraph=True where weights are wanted or dropped, a bias is trained, a BLOOM attends by "
+    "'eager', or the cache is a GrowingCache, a WindowCache, or a static one with gradients: use "
+    "patch(model, method, attention='traceable'); fullgraph must be False for a model of a family "
     "without such a form"
 )
 
@@ -42,33 +36,38 @@ def untraced(function: Function) -> Function:
 
 
 class Tokens(BlockMask):
-    """The tokens of a pass, of which the first layer that gets them makes a `ForwardPass`.
+    """The tokens of a pass: what all its layers need.
 
     It is a subclass of `BlockMask` only because transformers does not touch block masks.
 
     Attributes:
-        padding: the attention_mask in a form that `Attend` takes, or None.
-        positions: the position_ids beside a mask of four dimensions, or None.
+        patch: the `Patch` of the model.
+        mask: the attention_mask that the caller gave, True or 1 for visible keys, or None.
         weights: whether the caller wants attention weights, where layers are not told.
-        segments: `PackedSegments`, or None.
-        forward_pass: the `Pass`, or None before the first layer.
+        forward_pass: the `Pass` that the first layer makes of them, or None before.
     """
 
-    shape = (1, 1, 1, 1)  # transformers leaves masks of four dimensions as they are
+    shape: Any = (1, 1, 1, 1)  # transformers leaves masks of four dimensions as they are
 
-    def __init__(
-        self,
-        padding: Any = None,
-        *,
-        positions: Any = None,
-        segments: Any = None,
-        forward_pass: Any = None,
-    ) -> None:
-        self.padding = padding
-        self.positions = positions
-        self.weights = False
-        self.segments = segments
-        self.forward_pass = forward_pass
+    def __init__(self, patch: Any = None, mask: Any = None) -> None:
+        self.patch, self.mask = patch, mask
+        self.weights, self.forward_pass = False, None
+
+    def __repr__(self) -> str:
+        return f"<tokens of {self.patch!r}>"
+
+    __str__ = __repr__
+
+    def __deepcopy__(self, _: Any) -> Tokens:
+        """Return itself, with which a layer runs again as it ran."""
+        return self
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        """Refuse to be written: a file would hold the whole model."""
+        raise TypeError(
+            "arguments of a patched layer must not be pickled, got the tokens of a living model: "
+            "call na.unpatch(model) before layers' arguments are kept in files"
+        )
 
     @property
     def ndim(self) -> NoReturn:
@@ -107,9 +106,9 @@ class MaskMemory:
     """What a model's layers share of the masks that they get; a copy of the model has none.
 
     Attributes:
-        tokens: the tokens of masks, where transformers did not pass `Tokens` to the layers, by the
-            mask object, weakly, or by this object where there is no mask, each with what else its
-            pass is made of.
+        tokens: the tokens of masks that layers got in place of `Tokens`, by the mask object,
+            weakly, or by this object where there is no mask, each with what else its pass is made
+            of.
         crossing: the last pass of cross-attention, which the steps of a generation share, with what
             it was made of, whose values are compared, or None.
     """
@@ -122,7 +121,7 @@ class MaskMemory:
         return type(self), ()
 
     def tokens_of(self, mask: Any, of: tuple[Any, ...], attend: Any) -> Tokens:
-        """Return the tokens of a mask that is not transformers' `Tokens`, which layers share.
+        """Return the tokens of a mask, which layers share.
 
         Args:
             mask: the mask, or None.
@@ -136,8 +135,7 @@ class MaskMemory:
         if attend.number > 0 and kept is not None and kept[0] == of:
             tokens: Tokens = kept[1]
         else:
-            hidden = attend.family.masks_hidden and getattr(mask, "ndim", 2) == 4
-            tokens = Tokens(~mask if hidden and mask.dtype == torch.bool else mask)
+            tokens = Tokens(attend.patch, mask)
         if mask is None and attend.ends and not torch.is_grad_enabled():
             self.tokens.pop(owner, None)  # what does not run again is not kept
         else:

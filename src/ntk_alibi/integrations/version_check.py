@@ -22,7 +22,8 @@ from torch import nn
 from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.overriding import replaced
-from ntk_alibi.integrations.settings import CONFIG_NAMES, Settings
+from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.methods import ENTRY
 
 #: Sizes of the small model, by the names that configurations have for them; others stay. The size
 #: of a head stays, too.
@@ -98,7 +99,7 @@ def check(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> 
     warnings.warn(
         f"{beyond} that the patches were tested with: a small random {type(model).__name__} was "
         f"compared with itself, patched, and is the same up to rounding ({what})",
-        stacklevel=6,
+        stacklevel=4,
     )
 
 
@@ -106,8 +107,7 @@ def small_config(config: Any) -> Any:
     """Return a configuration of the same kind with few heads, two layers and few tokens."""
     small = copy.deepcopy(config)
     small._attn_implementation = None
-    for name in CONFIG_NAMES:
-        vars(small).pop(name, None)
+    vars(small).pop(ENTRY, None)
     heads = config.num_attention_heads
     head_dim = config.hidden_size // heads
     for name, value in SIZES.items():

@@ -105,9 +105,14 @@ class BlockMask:
         return tuple(self.mask.shape)
 
     def in_core(self) -> _core.BlockMask:
-        """Return the mask as the core's object, made again only if torch has changed the mask."""
-        counted = _arrays.is_tensor(self.mask) and not self.mask.is_inference()
-        version = self.mask._version if counted else None
+        """Return the mask as the core's object, made again only if torch may have changed the mask.
+
+        Tensors of inference mode do not tell of changes.
+        """
+        tensor = _arrays.is_tensor(self.mask)
+        if tensor and self.mask.is_inference():
+            return _core.BlockMask(_arrays.to_numpy(self.mask))
+        version = self.mask._version if tensor else None
         if self._bits is None or self._bits[0] != version:
             self._bits = version, _core.BlockMask(_arrays.to_numpy(self.mask))
         return self._bits[1]
@@ -139,8 +144,8 @@ def checked_block_mask(mask: Any, shape: tuple[int, ...], query: Any) -> BlockMa
     if getattr(given, "device", None) != getattr(query, "device", None):
         raise ValueError(f"mask must be on query's device {query.device}, got {given.device}")
     batch, heads, queries, keys = shape
-    rows, own_heads, *pairs = checked.shape
-    if rows not in (1, batch) or own_heads not in (1, heads) or pairs != [queries, keys]:
+    shapes = ((b, h, queries, keys) for b in (1, batch) for h in (1, heads))
+    if not _arrays.has_shape(checked, *shapes):
         raise ValueError(
             "mask must have shape (batch or 1, heads or 1, queries, keys) = "
             f"({batch} or 1, {heads} or 1, {queries}, {keys}), got {checked.shape}"

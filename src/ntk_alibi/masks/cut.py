@@ -15,7 +15,7 @@ class Cut(NamedTuple):
 
     Attributes:
         rows: rows of the batch.
-        heads: heads of the queries, a slice or their indices.
+        heads: heads of the queries.
         queries: columns of the queries.
         keys: columns of the keys; an empty slice for queries whose segment has no keys.
         alone: whether the part is a call of its own, as a packed segment is: its queries are its
@@ -23,7 +23,7 @@ class Cut(NamedTuple):
     """
 
     rows: slice = ALL
-    heads: slice | list[int] = ALL
+    heads: slice = ALL
     queries: slice = ALL
     keys: slice = ALL
     alone: bool = False
@@ -33,31 +33,28 @@ class Cut(NamedTuple):
 
         Args:
             array: an array, a tensor or None.
-            axes: what its first axes are: b (rows), h (heads), q (queries), k (keys), or . (all);
-                in capitals where an axis of size 1 counts for all.
+            axes: what its first axes are: b (rows), h (heads), q (queries), k (keys); in
+                capitals where an axis of size 1 counts for all.
         """
         if array is None:
             return None
-        parts = {"b": self.rows, "h": self.heads, "q": self.queries, "k": self.keys, ".": ALL}
+        parts = {"b": self.rows, "h": self.heads, "q": self.queries, "k": self.keys}
         index = []
         for axis, size in zip(axes, array.shape, strict=False):
             part = parts[axis.lower()]
-            whole = isinstance(part, slice) and not part.start and part.stop in (None, size)
+            whole = not part.start and part.stop in (None, size)
             index.append(ALL if whole or (axis.isupper() and size == 1) else part)
         return array if all(part == ALL for part in index) else array[tuple(index)]
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes of the part of (batch, heads, queries, keys)."""
-        return tuple(
-            len(part) if isinstance(part, list) else end - begin
-            for part, (begin, end) in zip(self[:4], self.ends(shape), strict=True)
-        )
+        return tuple(end - begin for begin, end in self.ends(shape))
 
     def ends(self, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return where the slices begin and end; (0, 0) for indices of heads."""
+        """Return where the slices begin and end."""
         return [
-            (0, 0) if isinstance(x, list) else (x.start or 0, size if x.stop is None else x.stop)
-            for x, size in zip(self[:4], shape, strict=True)
+            (part.start or 0, size if part.stop is None else part.stop)
+            for part, size in zip(self[:4], shape, strict=True)
         ]
 
     def keeps_alignment(self, shape: tuple[int, ...]) -> bool:

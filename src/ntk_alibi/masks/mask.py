@@ -56,7 +56,10 @@ class Mask(NamedTuple):
                     f"causal_block={_checks.briefly(causal_block)}"
                 )
             causal_block = _checks.integer("causal_block", causal_block, minimum=1)
-        return cls(causal, window, causal_block, _checks.integer("sink", sink, minimum=0))
+        mask = cls(causal, window, causal_block, _checks.integer("sink", sink, minimum=0))
+        if not mask.limited:
+            _checks.check_equal("sink", mask.sink, 0, "without window or causal_block")
+        return mask
 
     @property
     def sees_ahead(self) -> bool:

@@ -302,7 +302,7 @@ def checked_key_padding_mask(value: Any, batch: int, keys: int, *, read: bool = 
     if value is None:
         return None
     mask = checked_attention_mask(value, "key_padding_mask") if read else value
-    if tuple(mask.shape) != (batch, keys):
+    if not _arrays.has_shape(mask, (batch, keys)):
         raise ValueError(
             f"key_padding_mask must have shape (batch, keys) = ({batch}, {keys}), got "
             f"{tuple(mask.shape)}"
@@ -323,7 +323,7 @@ def checked_positions(name: str, value: Any, batch: int, length: int, *, read: b
     shape = tuple(array.shape)
     if not _arrays.dtype_name(array.dtype).startswith(("int", "uint")) and 0 not in shape:
         raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
-    if shape not in ((length,), (1, length), (batch, length)):
+    if not _arrays.has_shape(array, (length,), (1, length), (batch, length)):
         raise ValueError(f"{name} must have shape ({length},) or ({batch}, {length}), got {shape}")
     if not read:
         return array if array.ndim == 2 else array[None]

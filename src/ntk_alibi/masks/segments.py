@@ -202,7 +202,7 @@ def _checked_ids(name: str, value: Any, batch: int, length: int, *, read: bool) 
     """Check segment ids and return them with shape (1 or batch, length)."""
     ids = _checks.constant(name, value) if read else value
     shape = tuple(ids.shape)
-    if shape not in ((length,), (1, length), (batch, length)):
+    if not _arrays.has_shape(ids, (length,), (1, length), (batch, length)):
         raise ValueError(
             f"{name} must have shape ({length},), (1, {length}) or ({batch}, {length}), got {shape}"
         )

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import PatchHandle, families, patch
+from ntk_alibi.integrations import families, patch
 from ntk_alibi.integrations.overriding import in_evaluation
-from ntk_alibi.methods import Method, as_method, train_length_or_default
+from ntk_alibi.integrations.patching import keeping_patches
+from ntk_alibi.methods import ORIGINAL, Method, as_method, train_length_or_default
 
 #: Weights of one layer that a model may compute for a picture: 2 GiB in float32. The model needs
 #: several times as much memory.
@@ -28,60 +29,37 @@ class AttentionWeights:
     """Weights of some layers and heads of a model for one text, under one or several methods.
 
     Attributes:
-        request: what was asked for.
-        step: tokens of a cell.
-        values: float32 (methods, layers, heads, cells, cells), queries before keys: the greatest
-            weight of each cell; NaN where all keys are ahead of the queries.
-    """
-
-    request: Request
-    step: int
-    values: NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """A checked request: a text, and the layers, heads and methods of a model.
-
-    Attributes:
-        model: the model.
-        inputs: the text's tokens, as the model takes them.
         words: the string of each token.
         methods: the methods; None for the model as it is.
         layers: the layers, counted from 0.
         heads: the heads, counted from 1.
         totals: how many layers the model has, and how many heads each layer has.
+        step: tokens of a cell.
+        values: float32 (methods, layers, heads, cells, cells), queries before keys: the greatest
+            weight of each cell; NaN where all keys are ahead of the queries.
     """
 
-    model: Any
-    inputs: Any
     words: tuple[str, ...]
     methods: tuple[Method | None, ...]
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     totals: tuple[int, int]
-
-    @property
-    def maps(self) -> int:
-        """How many maps of queries and keys there are."""
-        return len(self.methods) * len(self.layers) * len(self.heads)
-
-    def read(self, most_cells: int) -> AttentionWeights:
-        """Compute the weights, in at most so many cells of queries and of keys."""
-        step = -(-len(self.words) // most_cells)
-        values = np.stack([_read(self, method, step) for method in self.methods])
-        return AttentionWeights(self, step, values)
+    step: int
+    values: NDArray[np.float32]
 
 
-def request(
+def attention_weights(
     model: Any,
     tokenizer: Any,
     text: str,
     methods: Sequence[Any] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-) -> Request:
-    """Check text, methods, layers and heads before the model computes anything.
+    *,
+    most_maps: int,
+    most_cells: int,
+) -> AttentionWeights:
+    """Return a model's attention weights; all arguments are checked before it computes anything.
 
     Args:
         model: a transformers model that returns attention weights.
@@ -92,6 +70,8 @@ def request(
         layers: layers, counted from 0 as in `layers` of a scaling, or from the end if negative; by
             default all.
         heads: heads, counted from 1 as in formulas; by default all.
+        most_maps: greatest number of maps of queries and keys.
+        most_cells: greatest number of cells of queries, and of keys, in a map.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the text has no tokens, or too many.
@@ -102,15 +82,25 @@ def request(
     if not isinstance(text, str):
         raise TypeError(f"text must be a string, got {text!r}")
     totals = _shape(model)
-    chosen = _layers(layers, totals[0]), [head + 1 for head in _checks.heads(heads, totals[1])]
+    chosen = _layers(layers, totals[0])
+    indices = list(_checks.heads(heads, totals[1]))
     named = _named(methods, model)
-    inputs = tokenizer(text, return_tensors="pt")
+    maps = len(named) * len(chosen) * len(indices)
+    _checks.integer("maps of methods x layers x heads", maps, minimum=1, maximum=most_maps)
+    inputs = tokenizer(text, return_tensors="pt").to(model.device)
     ids = inputs["input_ids"][0].tolist()
     _checks.integer("number of tokens of text", len(ids), minimum=1)
     _check_size(len(ids), totals[1])
-    words = tuple(tokenizer.decode([token]) for token in ids)
-    layers, heads = map(tuple, chosen)
-    return Request(model, inputs.to(model.device), words, tuple(named), layers, heads, totals)
+    step = -(-len(ids) // most_cells)
+    return AttentionWeights(
+        tuple(tokenizer.decode([token]) for token in ids),
+        tuple(named),
+        tuple(chosen),
+        tuple(head + 1 for head in indices),
+        totals,
+        step,
+        np.stack([_read(model, inputs, method, indices, step)[chosen] for method in named]),
+    )
 
 
 def _shape(model: Any) -> tuple[int, int]:
@@ -146,12 +136,17 @@ def _named(methods: Any, model: Any) -> list[Method | None]:
         raise ValueError(f"methods must hold at least one, got {methods!r}")
     named = [as_method(method, train_length_or_default(model.config)) for method in several]
     for method in named:
-        _patched(model, method).undo()
+        with _patched(model, method):
+            pass
     return list(named)
 
 
-def _patched(model: Any, method: Method) -> PatchHandle:
-    return patch(model, method.scaling, attention="eager", log_n=method.log_n)
+@contextmanager
+def _patched(model: Any, method: Method) -> Iterator[None]:
+    """Patch a model for a time."""
+    scaling = ORIGINAL if method.scaling is None else method.scaling
+    with keeping_patches(model), patch(model, scaling, attention="eager", log_n=method.log_n):
+        yield
 
 
 def _check_size(tokens: int, heads: int) -> None:
@@ -163,18 +158,19 @@ def _check_size(tokens: int, heads: int) -> None:
         )
 
 
-def _read(request: Request, method: Method | None, step: int) -> NDArray[np.float32]:
+def _read(
+    model: Any, inputs: Any, method: Method | None, heads: list[int], step: int
+) -> NDArray[np.float32]:
     """Return the weights (layers, heads, cells, cells) of one pass."""
-    model, heads = request.model, [head - 1 for head in request.heads]
     of_method: Any = nullcontext() if method is None else _patched(model, method)
     with of_method, torch.no_grad(), in_evaluation(model), _kept(model, heads, step) as kept:
-        output = model(**request.inputs, output_attentions=True, use_cache=False)
+        output = model(**inputs, output_attentions=True, use_cache=False)
     pooled = kept or [_pooled(weights, heads, step) for weights in output.attentions or ()]
     if not pooled:
         raise ValueError(
             f"model must return attention weights, got none from {type(model).__name__}"
         )
-    return np.stack([pooled[layer] for layer in request.layers])
+    return np.stack(pooled)
 
 
 @contextmanager

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files, _installed
-from ntk_alibi.methods import train_length_or_default
+from ntk_alibi.methods import read_entry, train_length_or_default
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
+
+    class GeneratingModel(PreTrainedModel, GenerationMixin):
+        """What `load` returns, for type checkers: a PreTrainedModel alone does not generate."""
+
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            """Generate tokens."""
+
 
 #: The name of the nano BLOOM in commands.
 NANO_BLOOM = "nano-bloom"
@@ -66,6 +74,11 @@ def reading(name: str) -> Iterator[None]:
             raise
         raise _not_given(name, error) from error
     except ValueError as error:
+        if sys.flags.optimize > 1:
+            raise ValueError(
+                "model must be loaded by a Python without -OO, or PYTHONOPTIMIZE=2, since "
+                "transformers reads docstrings, which these remove"
+            ) from error
         if not os.path.exists(name) or any(map(_is_of_tokenizer, os.listdir(name))):
             raise
         raise ValueError(
@@ -107,11 +120,10 @@ def _is_of_tokenizer(file: str) -> bool:
 
 def load(
     model: str | os.PathLike[str] | None = None, dtype: str = "float32"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Load a causal language model in evaluation mode, with its tokenizer and training length.
 
-    A checkpoint that was saved with a patch follows its settings, as `from_pretrained` does with
-    attn_implementation="ntk_alibi". A patch of the loaded model comes before them.
+    A checkpoint that was saved with a patch is patched as its `config.ntk_alibi` has it.
 
     Args:
         model: a folder; a hub name such as "bigscience/bloom-560m"; None or "nano-bloom" for the
@@ -124,8 +136,8 @@ def load(
     Raises:
         TypeError: model is neither a folder nor a name.
         ValueError: model is a path without a checkpoint, or dtype is unknown; the checkpoint is
-            damaged, lacks weights, has weights that are not finite, or its configuration has
-            invalid ALiBi settings or an invalid training length.
+            damaged, lacks weights, has weights that are not finite, or its configuration has an
+            invalid patch or an invalid training length.
         OSError: the hub does not have the model, or cannot be reached.
         ImportError: torch or transformers is not installed.
 
@@ -140,8 +152,8 @@ def load(
 
 def load_as(
     model: str | os.PathLike[str] | None, dtype: str, *, saved: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """Do what `load` does; `saved` says whether the model follows the settings of a saved patch."""
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
+    """Do what `load` does; `saved` says whether the model follows the patch it was saved with."""
     with _installed.needed_by("load", "transformers"):
         import torch
 
@@ -150,73 +162,45 @@ def load_as(
     _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
 
     def make(name: str) -> Any:
-        attention = _following(name) if saved else {}
-        return WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), **attention)
+        return WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
 
-    return _load(model, make)
+    return _load(model, make, saved)
 
 
 def load_outline(
     model: str | os.PathLike[str] | None = None, *, saved: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Do what `load_as` does without reading weights, which are on torch's device "meta".
 
     This takes little time and memory, so that a command can check its arguments before it loads.
     """
     with _installed.needed_by("load", "transformers"):
         from ntk_alibi.models.checked_loader import WholeCausalLM
-    return _load(
-        model, lambda name: WholeCausalLM.outline(name, **_following(name) if saved else {})
-    )
-
-
-def _following(name: str) -> dict[str, str]:
-    """Return the keyword with which a checkpoint's model follows a saved patch, if it has one."""
-    from transformers import AutoConfig
-
-    import ntk_alibi.integrations  # noqa: F401  (lets transformers know the name)
-    from ntk_alibi.integrations.settings import CONFIG_NAMES
-    from ntk_alibi.integrations.tokens import NAME
-
-    config = AutoConfig.from_pretrained(name)
-    if not any(getattr(config, setting, None) for setting in CONFIG_NAMES):
-        return {}
-    check_settings(config)
-    return {"attn_implementation": NAME}
+    return _load(model, WholeCausalLM.outline, saved)
 
 
 def _load(
-    model: str | os.PathLike[str] | None, make: Callable[[str], PreTrainedModel]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    model: str | os.PathLike[str] | None, make: Callable[[str], Any], saved: bool
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Return the model that `make` loads, its tokenizer and its training length."""
     from transformers import AutoTokenizer
+
+    from ntk_alibi.integrations import patch
 
     name = checkpoint_name(model)
     with reading(name):
         tokenizer = AutoTokenizer.from_pretrained(name)
         loaded = make(name).eval()
     check_usable(loaded)
+    if saved and read_entry(loaded.config) is not None:
+        patch(loaded)
     return loaded, tokenizer, train_length_or_default(loaded.config)
 
 
-def check_settings(config: Any) -> None:
-    """Check that a configuration's ALiBi settings are valid."""
-    from ntk_alibi.integrations.settings import of_config
-
-    try:
-        of_config(config)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"config of the model must hold valid ALiBi settings: {error}") from error
-
-
 def check_usable(model: PreTrainedModel) -> None:
-    """Check that a model's weights are finite and its configuration's ALiBi settings are valid.
-
-    A patch replaces those settings, so nothing else would read them.
-    """
+    """Check that a model's weights are finite."""
     import torch
 
-    check_settings(model.config)
     for name, weights in model.named_parameters():
         if weights.is_floating_point() and not weights.is_meta and weights.numel():
             extremes = torch.stack(torch.aminmax(weights.detach()))

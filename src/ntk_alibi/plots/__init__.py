@@ -8,7 +8,6 @@ for a block of code. In axes that you pass, the theme follows their background.
 
 from ntk_alibi.plots.attention_maps import attention_map, attention_maps
 from ntk_alibi.plots.biases import bias_by_distance, bias_maps, receptive_field, slopes
-from ntk_alibi.plots.explorer import explore
 from ntk_alibi.plots.masks import block_mask, blocks, intervals, mask
 from ntk_alibi.plots.measurements import benchmark_curves, extrapolation_curves
 from ntk_alibi.plots.precision import alibi_rows, exact_positions, rounded_positions
@@ -26,7 +25,6 @@ __all__ = [
     "block_mask",
     "blocks",
     "exact_positions",
-    "explore",
     "extrapolation_curves",
     "intervals",
     "mask",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntk_alibi.plots.style import (
-    check_most,
     color_bar,
     drawing,
     drawing_figure,
@@ -92,11 +91,14 @@ def attention_map(
         >>> plt.close(ax.figure)
     """
     with drawing(ax, size=(6.4, 5.2)) as axes:
-        read = _read(model, tokenizer, text, None, [layer], [head], MOST_CELLS)
+        from ntk_alibi.models.attention_weights import attention_weights
+
+        single = {"most_maps": 1, "most_cells": MOST_CELLS}
+        read = attention_weights(model, tokenizer, text, None, [layer], [head], **single)
         values = read.values[0, 0, 0]
         image = _draw(axes, read, values, _norm(read), USUAL_LETTERS)
         color_bar(image, [axes], _quantity(read))
-        place = f"layer {read.request.layers[0]}, head {head}"
+        place = f"layer {read.layers[0]}, head {head}"
         finish(axes, f"Attention of {place} ({_ranges(read)})", "key", "query")
     return axes
 
@@ -145,18 +147,20 @@ def attention_maps(
         ['original', 'ntk:4']
     """
     with drawing_figure() as new_figure:
-        read = _read(model, tokenizer, text, methods, layers, heads, FEW_CELLS)
-        wanted = read.request
-        side_by_side = len(wanted.methods)
-        of_a_method = wanted.maps // side_by_side
+        from ntk_alibi.models.attention_weights import attention_weights
+
+        several = {"most_maps": MOST_MAPS, "most_cells": FEW_CELLS}
+        read = attention_weights(model, tokenizer, text, methods, layers, heads, **several)
+        side_by_side = len(read.methods)
+        of_a_method = len(read.layers) * len(read.heads)
         best = math.sqrt(1.4 * of_a_method / side_by_side)
-        columns = _columns(len(wanted.heads), best) * side_by_side
-        rows = wanted.maps // columns
+        columns = _columns(len(read.heads), best) * side_by_side
+        rows = of_a_method * side_by_side // columns
         size = 1.75 * columns + 1.4, 2.05 * rows + 0.9
         figure = new_figure(figsize=size, layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         norm = _norm(read)
-        places = product(wanted.layers, wanted.heads, wanted.methods)
+        places = product(read.layers, read.heads, read.methods)
         maps = np.moveaxis(read.values, 0, 2).reshape(-1, *read.values.shape[3:])
         for axes, (layer, head, method), values in zip(grid.flat, places, maps, strict=True):
             image = _draw(axes, read, values, norm, 5.5)
@@ -170,27 +174,6 @@ def attention_maps(
     return figure
 
 
-def token_labels(words: Sequence[str]) -> list[str]:
-    """Return labels for tokens, short enough for an axis and never blank."""
-    return [word.strip()[:LONGEST_WORD] or "␣" for word in words]
-
-
-def _read(
-    model: Any,
-    tokenizer: Any,
-    text: str,
-    methods: Sequence[Any] | None,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    most_cells: int,
-) -> AttentionWeights:
-    from ntk_alibi.models.attention_weights import request  # torch is loaded for these only
-
-    wanted = request(model, tokenizer, text, methods, layers, heads)
-    check_most("maps of methods x layers x heads", wanted.maps, MOST_MAPS)
-    return wanted.read(most_cells)
-
-
 def _columns(heads: int, best: float) -> int:
     """Return the divisor of the number of heads that is nearest to the best number of columns."""
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
@@ -201,7 +184,7 @@ def _draw(
     axes: Axes, read: AttentionWeights, values: Any, norm: Normalize, letters: float
 ) -> AxesImage:
     """Draw one map, with the text of tokens as labels if the letters fit."""
-    words = token_labels(read.request.words)
+    words = [word.strip()[:LONGEST_WORD] or "␣" for word in read.words]
     tokens, end = len(words), values.shape[0] * read.step - 0.5
     image = heat(axes, values, None, norm=norm, extent=(-0.5, end, end, -0.5))
     axes.set_xlim(-0.5, tokens - 0.5)
@@ -236,5 +219,5 @@ def _quantity(read: AttentionWeights) -> str:
 
 def _ranges(read: AttentionWeights) -> str:
     """Name the ranges of layers and heads, which show how they are counted."""
-    layers, heads = read.request.totals
+    layers, heads = read.totals
     return f"a model with layers 0-{layers - 1} and heads 1-{heads}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi.inspection import effects
-from ntk_alibi.methods import ORIGINAL, find_kind
+from ntk_alibi.methods import ORIGINAL, as_scaling, find_kind
 from ntk_alibi.plots.labels import labelled
 from ntk_alibi.plots.style import (
     MOST_CELLS,
@@ -24,7 +24,7 @@ from ntk_alibi.plots.style import (
     styled,
     theme_of,
 )
-from ntk_alibi.scaling import NTK, Interpolation, Scaling, scaling_per
+from ntk_alibi.scaling import NTK, AnyScaling, Interpolation, scaling_per
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ COMPARED = (None, Interpolation(4.0), NTK(4.0))
 
 def slopes(
     num_heads: int,
-    scalings: Mapping[str, Scaling | None] | Sequence[Scaling | None] | Scaling | None = COMPARED,
+    scalings: Mapping[str, Any] | Sequence[AnyScaling | None] | AnyScaling | None = COMPARED,
     *,
     length: int | None = None,
     rule: Literal["press", "geometric"] = "press",
@@ -49,8 +49,8 @@ def slopes(
 
     Args:
         num_heads: H.
-        scalings: one scaling, several, or a mapping of labels to scalings; None is the unscaled
-            slopes.
+        scalings: what `scaling` of `ALiBi` takes, several of them, or a mapping of labels to them;
+            None is the unscaled slopes.
         length: number of tokens, for dynamic scalings; by default, their training length.
         rule: rule of the unscaled slopes, as for `alibi_slopes`.
         ax: axes to draw into; by default, a new figure.
@@ -69,7 +69,11 @@ def slopes(
         ['original', 'ntk:4']
         >>> plt.close(ax.figure)
     """
-    named = labelled(scalings)
+    if isinstance(scalings, Mapping) and "alibi_type" not in scalings:
+        named = {label: as_scaling(scaling) for label, scaling in labelled(scalings).items()}
+    else:
+        several = scalings if isinstance(scalings, list | tuple) else [scalings]
+        named = labelled([as_scaling(scaling) for scaling in several])
     with drawing(ax) as axes:
         for label, scaling, look in _styled(axes, named):
             values = effects.slopes_at(num_heads, scaling, _length(scaling, length), rule)

@@ -14,7 +14,8 @@ from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array, ArrayT
 from ntk_alibi._backends import backend_of, promote_to_float32, rows_of_integers
 from ntk_alibi._torch_state import is_tracing
-from ntk_alibi.scaling import NTK, Interpolation, check_one_layer
+from ntk_alibi.methods import as_scaling
+from ntk_alibi.scaling import AnyScaling
 
 Layout: TypeAlias = Literal["pairs", "halves"]
 
@@ -134,7 +135,7 @@ class RoPE(_Rotary):
     def _frequency_divisor(self) -> float:
         return self.factor
 
-    def stretched(self, scaling: Interpolation | NTK) -> RoPE:
+    def stretched(self, scaling: AnyScaling) -> RoPE:
         """Return the embedding stretched for longer texts, by the same scalings as ALiBi.
 
         Formula, for a scaling with factor a::
@@ -145,7 +146,8 @@ class RoPE(_Rotary):
         NTK slows the slowest pair down by a and leaves the fastest pair unchanged.
 
         Args:
-            scaling: an `Interpolation` or an `NTK` with factor a.
+            scaling: an `Interpolation` or an `NTK` with factor a, its dict, or its name such as
+                "ntk:4".
 
         Returns:
             The stretched embedding.
@@ -164,12 +166,12 @@ class RoPE(_Rotary):
         Source: Chen et al. 2023 (arXiv 2306.15595) for the interpolation; bloc97 2023 for NTK,
         described by Peng et al. 2023 (arXiv 2309.00071), section 3.1.
         """
-        check_one_layer(scaling)
-        if isinstance(scaling, type) or not hasattr(scaling, "stretch_rotary"):
+        chosen = as_scaling(scaling)
+        if not hasattr(chosen, "stretch_rotary"):
             raise TypeError(
                 f"scaling must be an Interpolation or an NTK, got {_checks.briefly(scaling)}"
             )
-        base, factor = scaling.stretch_rotary(self.base, self.factor, self.pairs)
+        base, factor = chosen.stretch_rotary(self.base, self.factor, self.pairs)
         return replace(self, base=base, factor=factor)
 
     def rotate(self, x: ArrayT, positions: Array | None = None) -> ArrayT:

@@ -15,10 +15,12 @@ instead of slopes.
 
 from ntk_alibi.scaling.base import (
     OPTIONAL,
+    AnyScaling,
     Floats,
     Per,
     Scaling,
     at_layer,
+    check_layers,
     check_one_layer,
     checked_scaling,
     is_constant,
@@ -40,6 +42,7 @@ __all__ = [
     "NTK",
     "OPTIONAL",
     "STATIC_TYPES",
+    "AnyScaling",
     "DynamicFlatHeads",
     "DynamicInterpolation",
     "DynamicKnee",
@@ -53,6 +56,7 @@ __all__ = [
     "Per",
     "Scaling",
     "at_layer",
+    "check_layers",
     "check_one_layer",
     "checked_scaling",
     "is_constant",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -57,20 +57,22 @@ class Scaling(Protocol):
         ...
 
 
-def checked_scaling(value: Any, *, one_layer: bool = True) -> Any:
-    """Return a scaling after checking it, also by `check_one_layer` if one_layer is True."""
+#: What an argument `scaling` takes beside None: a scaling, its dict, or the name of a method.
+AnyScaling: TypeAlias = Scaling | Mapping[str, Any] | str
+
+
+def checked_scaling(value: Any, *, name: str = "scaling") -> Any:
+    """Return a scaling, or None, after checking it."""
     if value is not None and (
         isinstance(value, type) or not callable(getattr(value, "scale_exponents", None))
     ):
-        advice = ", the name of a method, which patch takes" if isinstance(value, str) else ""
+        advice = ""
         if isinstance(value, int | float) and 1 < value < 1e6:  # as a factor is
-            advice = f': did you mean NTK({value:g}), or "ntk:{value:g}" of patch?'
+            advice = f': did you mean NTK({value:g}), or "ntk:{value:g}"?'
         raise TypeError(
-            "scaling must be None or an object with a method scale_exponents(exponents, lengths) "
+            f"{name} must be None or an object with a method scale_exponents(exponents, lengths) "
             f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"
         )
-    if one_layer:
-        check_one_layer(value)
     return value
 
 
@@ -80,6 +82,15 @@ def check_one_layer(scaling: Any) -> None:
         raise ValueError(
             f"scaling must be for one layer here, got {_checks.briefly(scaling)}: pass its "
             "at_layer(number), or use patch(model, scaling), which knows the layers"
+        )
+
+
+def check_layers(scaling: Any, count: int) -> None:
+    """Check that a scaling applies to layers that a model has."""
+    layers = getattr(scaling, "layers", None) or ()
+    if layers and max(layers) >= count:
+        raise ValueError(
+            f"layers must be below {count}, the number of the model's layers, got {scaling!r}"
         )
 
 
@@ -184,7 +195,7 @@ def _layers(value: Any) -> tuple[int, ...]:
         raise TypeError(
             f"layers must be None or an iterable of layer indices, got {_checks.briefly(value)}"
         )
-    layers = {_checks.integer("a number in layers", layer, minimum=0) for layer in value}
+    layers = {_checks.integer(f"layers[{i}]", layer, minimum=0) for i, layer in enumerate(value)}
     if not layers:
         raise ValueError(f"layers must hold at least one layer index, got {_checks.briefly(value)}")
     return tuple(sorted(layers))

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from ntk_alibi import _checks, _core
+from ntk_alibi import _checks
 from ntk_alibi.scaling.base import FlattestHeads, Floats, StaticScaling, by_steepness
 
 #: `max_alibi_bias` of unscaled slopes: for powers of two, the exponent of the flattest slope.
 USUAL_MAX_BIAS = 8.0
+
+
+@functools.lru_cache(maxsize=64)
+def alibi_exponents(heads: int, *, geometric: bool = False) -> Floats:
+    """Return the exponents e_h (heads,) of ALiBi's slopes 2^-e_h, as `alibi_slopes` has them.
+
+    They rise evenly up to 8 over the first heads, a power of two of them, or over all if geometric.
+    The other heads take every other exponent of twice as many heads.
+    """
+    regular = heads if geometric else 1 << (heads.bit_length() - 1)
+    odd = 2 * np.arange(heads - regular) + 1
+    evenly = USUAL_MAX_BIAS * np.arange(1, regular + 1) / regular
+    exponents = np.concatenate([evenly, USUAL_MAX_BIAS * odd / (2 * regular)])
+    exponents.flags.writeable = False
+    return exponents
 
 
 @dataclass(frozen=True, repr=False)
@@ -193,5 +209,5 @@ class MaxBias(StaticScaling):
         """
         heads = _checks.num_heads(num_heads)
         base = _checks.finite("base", base, minimum=0.0, inclusive=False)
-        usual = float(_core.alibi_exponents(heads, _core.SlopeRule.press).max())
+        usual = float(alibi_exponents(heads).max())
         return base + USUAL_MAX_BIAS * math.log2(self.factor) / usual

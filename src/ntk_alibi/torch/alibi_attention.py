@@ -20,7 +20,8 @@ from ntk_alibi.biases.parameters import per_head
 from ntk_alibi.biases.slopes import alibi_slopes, check_slopes
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.dropout import NO_DROPOUT, checked_share
-from ntk_alibi.scaling import Scaling, checked_scaling
+from ntk_alibi.methods import as_scaling
+from ntk_alibi.scaling import AnyScaling
 from ntk_alibi.torch.learned_bias import FixedSlopes, LearnedSlopes, TwoSidedSlopes
 
 Slopes: TypeAlias = (
@@ -65,7 +66,7 @@ class AlibiAttention(nn.Module):
             a module that returns a bias for the input k (batch, keys, embed_dim), such as the
             modules of `ntk_alibi.torch.learned_bias`.
         causal: True hides the keys ahead of a query, as a decoder needs.
-        scaling: a scaling of the standard slopes; a dynamic one counts each row's real tokens.
+        scaling: as of `ALiBi`; a dynamic one counts each row's real tokens.
         num_kv_heads: number of heads of keys and values, a divisor of H (GQA, MQA); H by default.
         window: how many positions back (and ahead) a query sees, its own included.
         align: where queries are in cross-attention: "end" puts the last query at the last key,
@@ -100,7 +101,7 @@ class AlibiAttention(nn.Module):
         *,
         bias: Any = None,
         causal: bool = False,
-        scaling: Scaling | None = None,
+        scaling: AnyScaling | None = None,
         num_kv_heads: int | None = None,
         window: int | None = None,
         align: Literal["end", "start"] = "end",
@@ -125,7 +126,7 @@ class AlibiAttention(nn.Module):
         if size > most:
             raise ValueError(f"embed_dim must be at most {most} for {heads} heads, got {size}")
         checked_share(dropout)
-        checked_scaling(scaling)
+        scaling = as_scaling(scaling)
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)

@@ -92,8 +92,8 @@ def made(case: Case, folder: Path) -> tuple[Any, list[list[int]]]:
 
 
 def overrides(case: Case) -> dict[str, Any]:
-    scaling = {} if case.scaling is None else {"alibi_scaling": case.scaling.to_config()}
-    return {**scaling, case.length_key: LONGEST}
+    entry = {} if case.scaling is None else {"ntk_alibi": {"method": case.scaling.to_config()}}
+    return {**entry, case.length_key: LONGEST}
 
 
 def run(
@@ -172,19 +172,19 @@ def test_the_gelu_of_vllm_is_another_one(python: Path, tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "dynamic": (
-        {"alibi_scaling": na.DynamicNTK(1.0, 256).to_config()},
+        {"ntk_alibi": {"method": "dynamic-ntk:1"}},
         {},
-        "alibi_scaling must not depend on lengths",
+        "method must not depend on lengths",
     ),
-    "knee": ({"alibi_scaling": na.Knee(64, 4.0).to_config()}, {}, "must act on slopes"),
-    "no number": ({"alibi_scaling": {"alibi_type": "ntk", "factor": "4"}}, {}, "factor must be"),
-    "misspelt": ({"alibi_scalling": na.NTK(4.0).to_config()}, {}, "got alibi_scalling, which"),
+    "knee": ({"ntk_alibi": {"method": "knee:64:4"}}, {}, "must act on slopes"),
+    "no number": ({"ntk_alibi": {"method": "ntk:four"}}, {}, "method must be"),
+    "misspelt": ({"ntk_alibi": {"methods": "ntk:4"}}, {}, "did you mean method"),
     "3 processes": (
-        {"alibi_scaling": na.NTK(4.0).to_config()},
+        {"ntk_alibi": {"method": "ntk:4"}},
         {"tensor_parallel_size": 3},
         "must be divisible by tensor parallel size (3)",
     ),
-    "log-n": ({"alibi_log_n": 256}, {}, "alibi_log_n must be left out"),
+    "log-n": ({"ntk_alibi": {"log_n": 256}}, {}, "log_n must be left out"),
     "FlashInfer": ({}, {"attention_backend": "FLASHINFER"}, "got FLASHINFER, with which"),
 }
 

@@ -105,19 +105,19 @@ def slopes_of(model: Any) -> list[Any]:
     return [layer.impl.alibi_slopes.numpy() for layer in model.attention]
 
 
-@pytest.mark.parametrize("scaling", [None, NTK, {**NTK, "layers": [0, 2]}])
+@pytest.mark.parametrize("scaling", ["original", NTK, {**NTK, "layers": [0, 2]}])
 def test_layers_get_their_slopes_and_no_others(models: Any, scaling: Any) -> None:
-    model = models.BloomForCausalLM(vllm_config=Engine(bloom(alibi_scaling=scaling)))
-    stretched = (0, 2) if scaling and "layers" in scaling else range(LAYERS)
+    model = models.BloomForCausalLM(vllm_config=Engine(bloom(ntk_alibi={"method": scaling})))
+    stretched = (0, 2) if "layers" in scaling else range(LAYERS)
     for layer, found in enumerate(slopes_of(model)):
-        factor = na.NTK(4.0) if scaling and layer in stretched else None
+        factor = na.NTK(4.0) if scaling != "original" and layer in stretched else None
         np.testing.assert_array_equal(found, na.alibi_slopes(HEADS, factor))
 
 
 @pytest.mark.parametrize("models", [(1, 2)], indirect=True)
 def test_a_process_gets_the_slopes_of_its_heads(models: Any) -> None:
     plain = torch.from_numpy(na.alibi_slopes(HEADS)[2:])
-    engine = Engine(bloom(alibi_scaling=NTK), slopes=plain.clone)
+    engine = Engine(bloom(ntk_alibi={"method": NTK}), slopes=plain.clone)
     for found in slopes_of(models.BloomForCausalLM(vllm_config=engine)):
         np.testing.assert_array_equal(found, na.alibi_slopes(HEADS, na.NTK(4.0))[2:])
 
@@ -126,7 +126,7 @@ def test_slopes_of_falcon(models: Any) -> None:
     config = transformers.FalconConfig(
         num_attention_heads=HEADS, hidden_size=16 * HEADS, num_hidden_layers=LAYERS, alibi=True
     )
-    config.alibi_scaling = NTK
+    config.ntk_alibi = {"method": NTK}
     plain = torch.from_numpy(na.alibi_slopes(HEADS)) / 4
     model = models.FalconForCausalLM(vllm_config=Engine(config, slopes=plain.clone))
     for found in slopes_of(model):

@@ -99,10 +99,10 @@ def test_registering_twice_checks_once(fake_vllm: Any) -> None:
     register()
     assert fake_vllm.config.try_verify_and_update_config is checked
     assert fake_vllm.registered.keys() == MODELS.keys()
-    good = fake_vllm.config(**vars(engine(bloom(alibi_scaling=NTK))))
+    good = fake_vllm.config(**vars(engine(bloom(ntk_alibi={"method": NTK}))))
     assert good.try_verify_and_update_config() == "checked by vLLM"
-    bad = fake_vllm.config(**vars(engine(bloom(alibi_log_n=2048))))
-    with pytest.raises(ValueError, match="alibi_log_n"):
+    bad = fake_vllm.config(**vars(engine(bloom(ntk_alibi={"log_n": 2048}))))
+    with pytest.raises(ValueError, match="log_n must be left out"):
         bad.try_verify_and_update_config()
 
 
@@ -112,19 +112,19 @@ def test_another_vllm_is_refused(fake_vllm: Any) -> None:
         register()
 
 
-@pytest.mark.parametrize("scaling", [None, NTK])
+@pytest.mark.parametrize("scaling", ["original", NTK])
 @pytest.mark.parametrize("backend", ["FLASHINFER", "TURBOQUANT", "FLEX_ATTENTION", "CUSTOM"])
 def test_backends_that_read_no_slopes_are_refused(backend: str, scaling: Any) -> None:
     for chosen in ({"backend": backend}, {"kinds": {"full_attention": backend}}):
         with pytest.raises(ValueError, match=rf"attention backend must be .* got {backend}, with"):
-            check_configuration(engine(bloom(alibi_scaling=scaling), **chosen))
+            check_configuration(engine(bloom(ntk_alibi={"method": scaling}), **chosen))
     rotary = transformers.FalconConfig(alibi=False)
     check_configuration(engine(rotary, "FalconForCausalLM", backend=backend))
 
 
 @pytest.mark.parametrize("backend", [None, *BACKENDS])
 def test_backends_that_read_slopes_are_accepted(backend: str | None) -> None:
-    check_configuration(engine(bloom(alibi_scaling=NTK), backend=backend))
+    check_configuration(engine(bloom(ntk_alibi={"method": NTK}), backend=backend))
 
 
 @pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
@@ -144,14 +144,14 @@ def test_the_choice_of_gelu_is_written_where_vllm_hashes_it() -> None:
 
 def test_a_scaling_for_other_models_is_refused() -> None:
     rotary = transformers.FalconConfig(alibi=False)
-    rotary.alibi_scaling = NTK
+    rotary.ntk_alibi = {"method": NTK}
     for config, name in [
-        (transformers.LlamaConfig(alibi_scaling=NTK), "LlamaForCausalLM"),
-        (transformers.MptConfig(alibi_scaling=NTK), "MptForCausalLM"),
-        (bloom(alibi_scaling=NTK), "TransformersForCausalLM"),
+        (transformers.LlamaConfig(ntk_alibi={"method": NTK}), "LlamaForCausalLM"),
+        (transformers.MptConfig(ntk_alibi={"method": NTK}), "MptForCausalLM"),
+        (bloom(ntk_alibi={"method": NTK}), "TransformersForCausalLM"),
         (rotary, "FalconForCausalLM"),
     ]:
-        with pytest.raises(ValueError, match=f"alibi_scaling must be left out for {name}"):
+        with pytest.raises(ValueError, match=f"ntk_alibi must be left out for {name}"):
             check_configuration(engine(config, name))
     check_configuration(engine(transformers.LlamaConfig(), "LlamaForCausalLM"))
     check_configuration(SimpleNamespace(model_config=None))

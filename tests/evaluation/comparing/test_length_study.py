@@ -131,7 +131,7 @@ def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path) -> None:
     assert lm.digest != before
 
 
-def test_the_command_of_a_cell_gives_it_again(
+def test_a_command_gives_the_row_again(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command runs through the harness's command line."""
@@ -139,7 +139,7 @@ def test_the_command_of_a_cell_gives_it_again(
     plan = replace(PLAN, methods=("original", "ntk:2"))
     name = tiny_checkpoint.as_posix()  # shlex reads `\\` as a quote
     found = length_study.evaluate(model, tokenizer, plan, tmp_path / "a", quiet=True, name=name)
-    command = shlex.split(found.commands["ntk:2"]["lines/512"])
+    command = shlex.split(found.commands["ntk:2"]["lines"])
     assert command[:2] == ["ntk-alibi", "lm-eval"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -148,8 +148,9 @@ def test_the_command_of_a_cell_gives_it_again(
     (path,) = tmp_path.glob("out*.json")
     results = json.loads(path.read_text())
     cells = found.retrieval.set_index(["task", "method", "multiple"])["accuracy"]
-    accuracy = results["results"]["ntk_alibi_lines"]["accuracy,none"]
-    assert accuracy == cells["lines", "ntk:2", 2]
+    for multiple in (1, 2):
+        accuracy = results["results"]["ntk_alibi_lines"][f"accuracy_{256 * multiple},none"]
+        assert accuracy == cells["lines", "ntk:2", multiple]
     assert results["config"]["method"] == "ntk:2"
     assert results["config"]["versions"] == found.settings["ntk:2"]["versions"]
 
@@ -255,14 +256,10 @@ def test_lengths_take_the_place_of_multiples() -> None:
     assert replace(plan, train_length=513).multiples == (300 / 513, 1.0)
 
 
-def test_each_length_may_have_its_own_number_of_records() -> None:
-    """A command of one length makes the records that the study has of it."""
-    plan = Plan(256, multiples=(1, 2, 4), line_records=(1, 3, 2), topic_records=0, prose_windows=0)
-    made_from = plan.tasks["lines"]
-    documents = list(datasets.retrieval("lines", **made_from)["test"])
-    assert [document["length"] for document in documents] == [256, *[512] * 3, *[1024] * 2]
-    cells = length_study.commands(plan, "nano-bloom")["original"]
-    for length, command in ((256, cells["lines/256"]), (512, cells["lines/512"])):
-        metadata = json.loads(shlex.split(command)[-1])
-        again = list(datasets.retrieval("lines", **metadata)["test"])
-        assert again == [document for document in documents if document["length"] == length]
+def test_a_command_makes_the_records_of_the_study() -> None:
+    plan = Plan(256, multiples=(1, 2), line_records=2, topic_records=0, prose_windows=0)
+    documents = list(datasets.retrieval("lines", **plan.tasks["lines"])["test"])
+    assert [document["length"] for document in documents] == [256, 256, 512, 512]
+    command = length_study.commands(plan, "nano-bloom")["original"]["lines"]
+    metadata = json.loads(shlex.split(command)[-1])
+    assert list(datasets.retrieval("lines", **metadata)["test"]) == documents

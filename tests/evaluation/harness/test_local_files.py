@@ -1,16 +1,15 @@
-"""LongEval's and LongBench's files: parsing, file names, and harness tasks on them."""
+"""LongEval's files: parsing, file names, and harness tasks on them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ntk_alibi.evaluation.harness import local_files
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.harness.local_files import cases, documents, find_file, read_cases
+from ntk_alibi.evaluation.harness.local_files import cases, find_file, read_cases
 from ntk_alibi.evaluation.harness.model import StretchedLM
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
@@ -125,80 +124,16 @@ def test_more_processes_than_documents_get_a_sentence(
         harness.answer(lm, tasks)
 
 
-TREC = {
-    "input": "Question: How far is it?\nType:",
-    "context": "Question: Who wrote it?\nType: Individual\n" * 20,
-    "answers": ["Distance, linear measure"],
-    "all_classes": ["Individual", "Distance, linear measure"],
-    "length": 99,
-    "dataset": "trec",
-    "language": "en",
-    "_id": "made by hand",
-}
-QA = {**TREC, "input": "Who made the earth?", "answers": ["God"], "all_classes": None}
-
-
-def loaded(folder: Path, name: str, entries: list[dict[str, Any]]) -> Any:
-    pytest.importorskip("jieba", reason="the harness's LongBench needs ntk-alibi[longbench]")
-    (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)) + "\n")
-    task = f"longbench_{name}_local"
-    return harness.load_tasks([task], {"data": str(folder)})[task]
-
-
-def test_trec_is_scored_by_class(tmp_path: Path) -> None:
-    trec = loaded(tmp_path, "trec", [TREC])
-    document = trec.eval_docs[0]
-    prompt = trec.doc_to_text(document)
-    assert prompt.startswith("Please determine the type of the question below.")
-    assert prompt.endswith("Question: How far is it?\nType:")
-    right = trec.process_results(document, [" Distance, linear measure"])
-    assert right["score"] == 1
-    assert trec.process_results(document, [" Individual"])["score"] == 0
-    assert trec.config.generation_kwargs["until"] == ["\n"]
-
-
-def test_questions_are_scored_by_words(tmp_path: Path) -> None:
-    questions = loaded(tmp_path, "multifieldqa_en", [QA])
-    document = questions.eval_docs[0]
-    assert questions.doc_to_text(document).endswith("Question: Who made the earth?\nAnswer:")
-    # One of the two words is right: precision 1/2, recall 1.
-    assert questions.process_results(document, ["God himself"])["score"] == pytest.approx(2 / 3)
-
-
 @pytest.mark.filterwarnings("ignore:.*generation flags")
 def test_prompts_lose_their_middle(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    trec = loaded(tmp_path, "trec", [TREC, TREC])
-    lm = StretchedLM(str(tiny_checkpoint), quiet=True, max_length=164, method="ntk:4")
+    prompt = "line a is <5>. " * 50
+    (tmp_path / "lines_200.jsonl").write_text(json.dumps({"prompt": prompt, "expected_number": 5}))
+    tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
+    lm = StretchedLM(str(tiny_checkpoint), quiet=True, max_length=124, method="ntk:4")
     seen = []
     generate = lm.model.generate
     lm.model.generate = lambda **options: seen.append(options) or generate(**options)
-    results = harness.answer(lm, {"trec": trec})
-    assert 0 <= results["results"]["trec"]["score,none"] <= 1
-    tokens = lm.tok_encode(trec.doc_to_text(trec.eval_docs[0]))
-    assert (
-        seen[0]["input_ids"][0].tolist() == tokens[:50] + tokens[-50:]
-    )  # 164 tokens minus 64 to generate
-
-
-def test_files_of_longbench_without_cases(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must hold at least one case"):
-        loaded(tmp_path, "trec", [])
-    with pytest.raises(ValueError, match="data must be given"):
-        harness.load_tasks(["longbench_trec_local"], {})
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("[1]", "expected an object"),
-        ("{", "Expecting property name"),
-        ("{}", "key 'context' is missing"),
-        (json.dumps(TREC | {"context": 1}), "context must be a string"),
-        (json.dumps(TREC | {"answers": []}), "answers must be a list of strings"),
-        (json.dumps(TREC | {"all_classes": "x"}), "all_classes must be a list of strings"),
-    ],
-)
-def test_a_broken_line_of_longbench_is_named(tmp_path: Path, line: str, reason: str) -> None:
-    (tmp_path / "trec.jsonl").write_text(f"{json.dumps(TREC)}\n\n{line}\n")
-    with pytest.raises(ValueError, match=f"trec.jsonl, line 3: no case of .*: {reason}"):
-        documents("trec", str(tmp_path))
+    harness.answer(lm, tasks)
+    tokens = lm.tok_encode(prompt)
+    read = seen[0]["input_ids"][0].tolist()
+    assert read == tokens[:50] + tokens[-50:]  # 124 tokens minus 24 to generate

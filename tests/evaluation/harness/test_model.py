@@ -267,6 +267,7 @@ def test_a_method_in_the_arguments_is_a_patch(tiny_checkpoint: Path, name: str) 
 
 #: Every kind of whitespace that str.rstrip removes and text commonly ends in.
 ENDS = ["", " ", "  ", "\n", "\n\n", "\t", "\r\n", " \n", "\u00a0", "\u2003"]
+FEW_ENDS = ["", " \n", "\u00a0"]
 
 TEXT = "And it came to pass in those days.\nQuestion: who was he?\nAnswer:"
 
@@ -307,7 +308,7 @@ def test_a_context_of_whitespace_alone_counts_as_none(theirs: HFLM, ours: Stretc
     same(got, expected * 2)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=repr)
+@pytest.mark.parametrize("end", FEW_ENDS, ids=repr)
 def test_generated_text(theirs: HFLM, ours: StretchedLM, end: str) -> None:
     options = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
     asked = [(TEXT + end, options), ("In the beginning" + end, options)]
@@ -315,7 +316,7 @@ def test_generated_text(theirs: HFLM, ours: StretchedLM, end: str) -> None:
     assert found == theirs.generate_until(requests(asked, "generate_until"), disable_tqdm=True)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=repr)
+@pytest.mark.parametrize("end", FEW_ENDS, ids=repr)
 def test_rolling_likelihoods(theirs: HFLM, ours: StretchedLM, end: str) -> None:
     texts: list[tuple[Any, ...]] = [(TEXT + end,), (TEXT + end + TEXT,)]
     found = ours.loglikelihood_rolling(requests(texts), disable_tqdm=True)

@@ -21,7 +21,6 @@ LAUNCH = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_preci
 
 COMMANDS = {
     "eval": ["eval", "--quick", "--methods", "original", "ntk:2"],
-    "tune": ["tune", "--length", "256", "--records", "4", "--windows", "2", "--methods", "ntk:2"],
 }
 
 

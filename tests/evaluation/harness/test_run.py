@@ -1,4 +1,4 @@
-"""The harness with our tasks and RULER's: keys of metadata, packages, tokenizer and lengths."""
+"""The harness with our tasks, RULER and LongBench: metadata, packages, tokenizer, data."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ pytestmark = pytest.mark.slow  # needs the evaluation harness
 
 
 @pytest.mark.parametrize("module", ["niah_utils", "cwe_utils"])
-def test_a_missing_package_names_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_names_the_extra_of_the_harness(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The harness gives advice of its own for one of them, and none for the other."""
     monkeypatch.setitem(sys.modules, "wonderwords", None)
     for name in (module, "prepare_niah"):
         monkeypatch.delitem(sys.modules, f"lm_eval.tasks.ruler.{name}", raising=False)
-    message = r'a task needs wonderwords: pip install "ntk-alibi\[ruler\]"'
-    with pytest.raises(ModuleNotFoundError, match=message), _installed.needed_by("a task"):
+    message = r"pip install 'lm_eval\[ruler\]'"
+    with pytest.raises(ImportError, match=message), harness._harness_errors():
         import_module(f"lm_eval.tasks.ruler.{module}")
 
 
@@ -111,7 +113,7 @@ def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     The harness searches RULER's tasks only; `test_processes` searches all.
     """
     for package in ("nltk", "wonderwords"):
-        pytest.importorskip(package, reason="RULER needs pip install 'ntk-alibi[ruler]'")
+        pytest.importorskip(package, reason="RULER needs pip install 'lm_eval[ruler]'")
     search_tasks_in(Path(lm_eval.tasks.__file__).parent / "ruler", monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
@@ -126,6 +128,51 @@ def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     samples = [json.loads(line) for line in logged.read_text().splitlines()]
     assert len(samples) == 2
     assert all(sample["doc"]["length"] <= sample["doc"]["max_length"] <= 768 for sample in samples)
+
+
+THEIRS = Path(lm_eval.tasks.__file__).parent / "longbench"
+
+QUESTION = {
+    "context": "Question: Who wrote it?\nType: Individual\n" * 20,
+    "question": "Question: How far is it?\nType:",
+    "answers": ["Distance, linear measure"],
+    "all_classes": ["Individual", "Distance, linear measure"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*generation flags")
+def test_longbench_on_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness's own task, whose data are on the hub, reads a file by four lines of YAML."""
+    pytest.importorskip("jieba", reason="LongBench needs pip install 'lm_eval[longbench]'")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    Path("trec.jsonl").write_text(f"{json.dumps(QUESTION)}\n" * 2)
+    own = {"include": str(THEIRS / "trec.yaml"), "dataset_path": "json", "dataset_name": None}
+    own["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "trec.jsonl")}}
+    Path("mine").mkdir()
+    Path("mine/trec.yaml").write_text(yaml.safe_dump(own))
+    search_tasks_in(THEIRS, monkeypatch)
+    command = ["lm-eval", "--model", "ntk_alibi", "--tasks", "longbench_trec"]
+    command += ["--include_path", "mine", "--log_samples", "--output_path", "out"]
+    main(command)
+    (results,) = Path("out/nano-bloom").glob("results*.json")
+    stored = json.loads(results.read_text())
+    assert stored["config"]["method"] == "original"
+    (logged,) = Path("out/nano-bloom").glob("samples_longbench_trec*.jsonl")
+    samples = [json.loads(line) for line in logged.read_text().splitlines()]
+    assert len(samples) == 2
+    scores = [sample["score"] for sample in samples]
+    assert stored["results"]["longbench_trec"]["score,none"] == sum(scores) / 2
+    assert samples[0]["arguments"]["gen_args_0"]["arg_0"].endswith(QUESTION["question"])
+
+
+def test_data_that_cannot_be_reached_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an OSError, which the command prints as one sentence."""
+    pytest.importorskip("jieba", reason="LongBench needs pip install 'lm_eval[longbench]'")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    search_tasks_in(THEIRS, monkeypatch)
+    with pytest.raises(OSError, match=r"^Couldn't reach 'Xnhyacinth/LongBench'"):
+        harness.main(["--model", "ntk_alibi", "--tasks", "longbench_trec"])
 
 
 LINES = ["ntk_alibi_lines"]
@@ -143,7 +190,6 @@ PROSE = ["lengths", "windows", "bins", "text", "context"]
         ("ntk_alibi_prose", [*PROSE, "stride", "split"]),
         ("ntk_alibi_prose_sliding", [*PROSE, "split"]),
         ("longeval", ["data"]),
-        ("longbench_trec_local", ["data"]),
         ("piqa", None),
     ],
 )

@@ -2,86 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
+from types import MappingProxyType
 
 from ntk_alibi.evaluation import Summary
-from ntk_alibi.evaluation.report.conclusion import choice, conclusion, is_better, unanswered
-from ntk_alibi.methods import RECOMMENDED
-
-#: How tests write a method that has a hyphen and colons in its name.
-FLAT = "dynamic_flat"
+from ntk_alibi.evaluation.report.conclusion import better_method, conclusion, unanswered
 
 
 def study(
     at_one: tuple[int, int, int] = (100, 90, 100),
     shortest: float = 1.0,
     tasks: tuple[str, ...] = ("lines",),
+    gains: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     **percents: tuple[int, int, int],
 ) -> Summary:
     """Return a study at a short length, 1x by default, and 16x; all methods are equal at 1x.
 
-    The first one of several tasks is not answered at all.
+    The first one of several tasks is not answered at all. `gains` has paired gains at 16x, with
+    half-widths, of methods that have them.
     """
-    names = {name: name.replace("_", ":") for name in percents} | {FLAT: RECOMMENDED}
     entries = []
     for task, (name, found) in product(tasks, percents.items()):
         for multiple, figures in ((shortest, at_one), (16.0, found)):
-            shares = zip(("accuracy", "low", "high"), figures, strict=True)
-            of = {"task": task, "method": names[name], "multiple": multiple, "cases": 64}
             unknown = task != tasks[-1]
-            entries.append(of | {key: 0.0 if unknown else value / 100 for key, value in shares})
-    return Summary(2048, [names[name] for name in percents], retrieval=entries)
+            figures = (0, 0, 0) if unknown else figures
+            of = zip(("accuracy", "low", "high"), figures, strict=True)
+            paired = zip(("gain", "gain_half_width"), gains.get(name, ()), strict=False)
+            entry = {
+                "task": task,
+                "method": name.replace("_", ":"),
+                "multiple": multiple,
+                "cases": 64,
+            }
+            entries.append(entry | {key: value / 100 for key, value in (*of, *paired)})
+    return Summary(2048, [name.replace("_", ":") for name in percents], retrieval=entries)
 
 
-def test_the_best_of_several_methods_is_named_with_its_interval() -> None:
-    summary = study(original=(6, 3, 11), ntk_4=(16, 11, 22), ntk_16=(62, 55, 69))
-    assert choice(summary) == "ntk:16"
+FOUND = {"original": (50, 40, 60), "ntk_4": (57, 47, 67), "ntk_16": (58, 48, 68)}
+
+
+def test_the_best_method_is_named_where_its_paired_gain_is_beyond_chance() -> None:
+    """Intervals of both accuracies overlap: the same records are hard for both."""
+    summary = study(gains={"ntk_16": (8, 7), "ntk_4": (7, 1)}, **FOUND)
+    assert better_method(summary) == "ntk:16"
     assert conclusion(summary) == [
-        "At 16 training lengths (32768 tokens) original answers 6 % (3–11) of the questions about "
-        "lines; ntk:16, the best of 2 methods, answers 62 % (55–69)."
+        "The best method at 16 training lengths (32768 tokens) is ntk:16: it answers 58 % (48–68) "
+        "of the questions about lines, original 50 % (40–60), +8 ± 7 points."
     ]
 
 
-def test_a_gain_within_the_intervals_is_none() -> None:
-    (sentence,) = conclusion(study(original=(50, 40, 60), ntk_4=(58, 48, 68)))
-    assert sentence.endswith("lines; no method is seen to do better: ntk:4 answers 58 % (48–68).")
+def test_a_gain_within_its_interval_is_none() -> None:
+    summary = study(gains={"ntk_16": (8, 9), "ntk_4": (7, 9)}, **FOUND)
+    assert better_method(summary) is None
+    assert conclusion(summary) == [
+        "No method is better than original beyond chance at 16 training lengths (32768 tokens): "
+        "original answers 50 % (40–60) of the questions about lines, ntk:16 58 % (48–68)."
+    ]
 
 
-def test_a_single_method_and_prose_alone_have_no_conclusion() -> None:
-    assert conclusion(study(original=(6, 3, 11))) == []
-    nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7}
-    prose = Summary(2048, ["original"], perplexity=[nats | {"difference": 0.0, "half_width": 0.0}])
-    assert conclusion(prose) == []
+def test_without_a_paired_interval_both_accuracies_serve() -> None:
+    assert better_method(study(**FOUND)) is None
+    apart = study(original=(6, 3, 11), ntk_4=(62, 55, 69))
+    assert better_method(apart) == "ntk:4"
+    assert conclusion(apart)[0].endswith("lines, original 6 % (3–11).")
 
 
-def test_the_recommended_method_is_named_where_the_best_is_level_with_it() -> None:
-    summary = study(original=(6, 3, 11), ntk_4=(16, 11, 22), dynamic_flat=(60, 52, 68),
-                    flat_32=(71, 63, 78))  # fmt: skip
-    assert choice(summary) == RECOMMENDED
-    (sentence,) = conclusion(summary)
-    assert sentence.endswith(
-        f"lines; {RECOMMENDED}, the recommended method, answers 60 % (52–68); "
-        "flat:32 answers 71 % (63–78), no more beyond the intervals."
+def test_a_worse_method_is_not_better() -> None:
+    assert (
+        better_method(study(gains={"ntk_4": (-8, 2)}, original=(50, 40, 60), ntk_4=(42, 32, 52)))
+        is None
     )
 
 
-def test_the_best_is_named_where_it_is_beyond_the_recommended_one() -> None:
-    summary = study(original=(6, 3, 11), dynamic_flat=(50, 42, 58), flat_32=(71, 63, 78))
-    assert choice(summary) == "flat:32"
-    assert is_better(summary)
-
-
-def test_without_a_gain_nothing_is_better() -> None:
-    summary = study(original=(95, 90, 99), ntk_4=(99, 95, 100), dynamic_flat=(96, 91, 99))
-    assert not is_better(summary)
-    (sentence,) = conclusion(summary)
-    assert sentence.endswith(f"no method is seen to do better: {RECOMMENDED} answers 96 % (91–99).")
+def test_a_single_method_and_prose_alone_have_no_conclusion() -> None:
+    nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7}
+    prose = Summary(2048, ["original"], perplexity=[nats | {"difference": 0.0, "half_width": 0.0}])
+    for summary in (study(original=(6, 3, 11)), prose):
+        assert conclusion(summary) == []
+        assert better_method(summary) is None
 
 
 def test_the_conclusion_is_about_a_task_that_the_model_knows() -> None:
     found = {"original": (6, 3, 11), "ntk_4": (62, 55, 69)}
     (sentence,) = conclusion(study(tasks=("lines", "topics"), **found))
-    assert "original answers 6 % (3–11) of the questions about topics; ntk:4 answers" in sentence
+    assert "ntk:4: it answers 62 % (55–69) of the questions about topics, original" in sentence
 
 
 NOTHING = {"original": (0, 0, 5), "ntk_4": (2, 0, 9)}

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from ntk_alibi.evaluation.comparing.summary import COLUMNS, Summary
-from ntk_alibi.evaluation.comparing.tuning import Tuning
-from ntk_alibi.evaluation.report import html, study_tables, tuning_table
+from ntk_alibi.evaluation.report import html, study_tables
 from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 from ntk_alibi.evaluation.report.markdown import counted
 from ntk_alibi.evaluation.report.tables import formatted, printed, study_rows, with_title
@@ -37,17 +36,9 @@ def study(*methods: str, multiples: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0
     return Summary(2048, methods, **dict.fromkeys(COLUMNS, rows))
 
 
-def tuning(**candidate: float) -> Tuning:
-    of = {"accuracy": 1.0, "low": 0.94, "high": 1.0, "best_share": 1.0}
-    of |= {"difference": -1.234, "half_width": 0.123, **candidate}
-    candidates = pd.DataFrame([{"method": method, **of} for method in METHODS])
-    none = pd.DataFrame()
-    return Tuning("m_1", 8192, 2048, none, candidates, "original", none, none, "original", {}, {})
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal_and_no_row_is_wrapped(width: int) -> None:
-    for table in [*study_tables(study(*METHODS)), tuning_table(tuning())]:
+    for table in study_tables(study(*METHODS)):
         lines = printed(table, width).splitlines()
         assert max(map(len, lines)) <= width
         assert lines[:2] == ["", table.attrs["title"]]
@@ -86,12 +77,6 @@ def test_special_characters_are_kept() -> None:
     assert r"\caption{t, m\_1: 95 \% intervals}" in latex
     assert "<td>50 % of_it</td>" in html(table)
     assert "| 50 % of_it | 3 | 50.0 (25.0–75.0) |" in " ".join(formatted(table, "markdown").split())
-
-
-def test_a_number_without_an_interval_has_none() -> None:
-    assert list(tuning_table(tuning(half_width=math.nan)).iloc[0])[2] == "-1.234"
-    assert list(tuning_table(tuning()).iloc[0]) == ["original", "100 (94–100)", "-1.234 ± 0.123",
-                                                   "100"]  # fmt: skip
 
 
 def test_csv_has_the_exact_values() -> None:

@@ -7,7 +7,6 @@ import pickle
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,8 +50,8 @@ def test_gradients_are_near_those_of_float64() -> None:
 
 
 def test_other_derivatives() -> None:
-    query, key, value = (x[:1, :, :5].double() for x in tensors())
-    mask = mask_of()[:1, :, :5, :5]
+    query, key, value = (x[:1, :, :3, :2].double() for x in tensors())
+    mask = mask_of("half")[:1, :, :3, :3]
 
     def f(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return attend(query, key, value, mask=mask)
@@ -60,16 +59,6 @@ def test_other_derivatives() -> None:
     sources = tuple(x.clone().requires_grad_() for x in (query, key, value))
     assert torch.autograd.gradgradcheck(f, sources)
     assert torch.autograd.gradcheck(f, sources, check_forward_ad=True)
-
-
-def test_gradients_of_gradients_in_float32() -> None:
-    sources, wide = tensors(grad=True), tensors(dtype=torch.float64, grad=True)
-    found = []
-    for x in (sources, wide):
-        first = torch.autograd.grad(attend(*x, mask=mask_of()).sin().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(sum(y.square().sum() for y in first), x))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4)
 
 
 def test_transforms() -> None:
@@ -140,6 +129,17 @@ def test_a_kept_mask_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     before = attend(*sources, mask=mask)
     mask.logical_not_()  # a tensor tells that it has changed
     assert not torch.equal(attend(*sources, mask=mask), before)
+
+
+def test_changes_of_a_mask_of_inference_mode_are_seen() -> None:
+    with torch.inference_mode():
+        sources, mask = tensors(), mask_of().clone()
+        kept = na.BlockMask(mask)
+        before = attend(*sources, mask=kept)
+        mask.logical_not_()
+        after = attend(*sources, mask=kept)
+        torch.testing.assert_close(after, attend(*sources, mask=mask.clone()))
+    assert not torch.equal(after, before)
 
 
 #: Tensors over memory that an older mask read, with other values by now.
@@ -249,37 +249,3 @@ def test_a_module_takes_masks_and_padding_by_name(batch: int) -> None:
     with pytest.raises(ValueError, match="pass padding as key_padding_mask, and pairs"):
         attention(x, x, x, padding)
     same(attention(x, x, x, mask[0, 0][None, None]), attention(x, x, x, mask[:1]))
-
-
-@pytest.mark.parametrize(
-    ("mask", "error", "message"),
-    [
-        (mask_of().float(), TypeError, "mask must be boolean, .* pass an array to add as bias"),
-        (mask_of().int(), TypeError, "mask must be boolean, .* got int32: pass mask != 0"),
-        (mask_of()[:, :, :9], ValueError, r"mask must have shape .* got \(2, 4, 9, 70\)"),
-        (mask_of()[:, :3], ValueError, r"mask must have shape .* \(2 or 1, 4 or 1, 40, 70\)"),
-        (mask_of()[0], ValueError, r"mask must have shape .*, got \(4, 40, 70\)$"),
-        (
-            mask_of()[0, 0],
-            ValueError,
-            r"got \(40, 70\): pass padding as key_padding_mask, and pairs",
-        ),
-        (mask_of().numpy(), TypeError, "mask must be a torch tensor as query, got ndarray"),
-        (na.BlockMask(mask_of().numpy()), TypeError, "mask must be a torch tensor as query"),
-        (mask_of().to("meta"), ValueError, "mask must be on query's device cpu, got meta"),
-        ("causal", TypeError, "mask must be None, a BlockMask or a boolean array or tensor"),
-        (np.ma.array(np.ones(SHAPE, bool)), TypeError, "mask must not be masked"),
-    ],
-)
-def test_wrong_masks(mask: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        attend(*tensors(), mask=mask)
-
-
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [("attn_mask", "pass a boolean array as mask"), ("block_mask", "pass mask: a boolean array")],
-)
-def test_names_of_other_libraries(name: str, advice: str) -> None:
-    with pytest.raises(TypeError, match=f"'{name}': {advice}"):
-        na.attention(*tensors(), **{name: mask_of()})

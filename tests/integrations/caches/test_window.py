@@ -108,7 +108,7 @@ def test_generate_in_bounded_memory(
         for cache in caches:
             tokens = generate(model, ids, mask, **{CACHE: cache}, **new, **options)
             assert torch.equal(tokens, full)
-        if not options:
+        if not options and not name.startswith("falcon"):  # which takes none in generate()
             static = generate(model, ids, mask, cache_implementation="static", **new)
             assert torch.equal(static, full)
     held = [cache.layers[0].keys.shape[2] for cache in caches]
@@ -252,22 +252,6 @@ def test_merging_is_differentiable() -> None:
     logs.requires_grad_()
     na.merge(list(outputs), list(logs))[0].sum().backward()
     assert bool(logs.grad is not None and logs.grad.isfinite().all())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "window must be between 1 and"),
-        ({"causal_block": 0}, "causal_block must be between 1 and"),
-        ({"window": 4, "sink": -1}, "sink must be between 0 and"),
-        ({"sink": 4}, "sink must be 0 without window or causal_block, got 4"),
-    ],
-)
-def test_bad_limits(models: dict, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        na.patch(models["falcon"], **options)
-    with pytest.raises(TypeError, match="window must be an integer"):
-        na.patch(models["falcon"], window=2.5)  # type: ignore[arg-type]
 
 
 def test_bad_caches(models: dict, ids: torch.Tensor) -> None:

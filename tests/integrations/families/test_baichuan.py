@@ -135,16 +135,6 @@ def test_the_comparison_with_its_own_code_makes_no_mask_of_model_max_length(
     assert max(sizes) < model.config.model_max_length
 
 
-def test_a_saved_model_is_the_unpatched_one(model: Any, ids: torch.Tensor, tmp_path: Any) -> None:
-    stock = run(model, ids)
-    with na.patch(model), pytest.warns(UserWarning, match="saved without its patch"):
-        model.save_pretrained(tmp_path)
-    loaded = BaichuanForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(run(loaded, ids), stock, **LOGITS)
-    with na.patch(loaded, na.NTK(3.0)), na.patch(model, na.NTK(3.0)):
-        torch.testing.assert_close(run(loaded, ids), run(model, ids), **LOGITS)
-
-
 def test_attention_weights(model: Any, ids: torch.Tensor) -> None:
     layer, found = model.model.layers[1].self_attn, []
     hook = layer.register_forward_hook(lambda _, __, output: found.append(output[1]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -80,19 +78,6 @@ def test_jinas_own_interpolation_is_one_by_row() -> None:
         model.encoder.rebuild_alibi_tensor = lambda *a, f=factor, **k: stock_bias(*a, **k) * f
         rows.append(run(model, ids()[row : row + 1], mask[row : row + 1]))
     torch.testing.assert_close(patched, torch.cat(rows), **CLOSE)
-
-
-@kinds
-def test_a_bias_of_the_users_own(name: str) -> None:
-    model, mask = make(name), padding("right")
-    plain = run(model, ids(), mask)
-    with na.patch(model, na.ALiBi(HEADS, sides="symmetric")):
-        torch.testing.assert_close(run(model, ids(), mask), plain, **CLOSE)
-    with na.patch(model, {1: na.T5(np.zeros((HEADS, 32), np.float32))}):
-        other = run(model, ids(), mask)
-    assert not torch.allclose(other, plain, atol=1e-2)
-    with pytest.raises(ValueError, match="must be a bias of both sides for an encoder"):
-        na.patch(model, na.ALiBi(HEADS))
 
 
 def random_like(x: torch.Tensor) -> torch.Tensor:
@@ -203,50 +188,6 @@ def test_undo_follows_a_model_that_changed_its_dtype() -> None:
     assert torch.equal(model.encoder.alibi, make("jina, buffer").bfloat16().encoder.alibi)
 
 
-@kinds
-def test_nested_patches_and_copies(name: str) -> None:
-    model = make(name)
-    stock = run(model, ids())
-    outer = na.patch(model, na.NTK(4.0))
-    alone = run(model, ids())
-    inner = na.patch(model, na.FlatHeads(8.0))
-    nested = run(model, ids())
-    saved = io.BytesIO()
-    torch.save(model, saved)
-    saved.seek(0)
-    for clone in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
-        assert torch.equal(run(clone, ids()), nested)
-        na.unpatch(clone)
-        assert torch.equal(run(clone, ids()), stock)
-    inner.undo()
-    assert torch.equal(run(model, ids()), alone)
-    outer.undo()
-    assert torch.equal(run(model, ids()), stock)
-
-
-@kinds
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 8}, "window, sink and causal_block must not be given for {name}, an encoder"),
-        ({"causal_block": 8}, "window, sink and causal_block must not be given for {name}"),
-        ({"attention": "traceable"}, "attention for {name} must be one of"),
-        ({"scaling": na.DynamicNTK(1.0, 16, per="query")}, "per='sequence' for {name}, an encoder"),
-        ({"scaling": na.DynamicNTK(1.0)}, "train_length must be given for .* of a {name}"),
-        ({"scaling": "flat:8:logn=0.5"}, "logn in 'flat:8:logn=0.5' must have a training length"),
-        ({"scaling": na.NTK(2.0, layers=(3,))}, "layers must be below 3"),
-    ],
-    ids=str,
-)
-def test_what_has_no_meaning_is_refused_by_name(name: str, options: Any, message: str) -> None:
-    model = make(name)
-    attributes = set(vars(model))
-    called = "MosaicBERT" if name == "mosaic" else "JinaBERT"
-    with pytest.raises(ValueError, match=message.format(name=called)):
-        na.patch(model, **options)
-    assert set(vars(model)) == attributes
-
-
 @pytest.mark.parametrize(
     ("layer_class", "name"), [(JinaBertSelfAttention, "jina"), (BertUnpadSelfAttention, "mosaic")]
 )
@@ -272,16 +213,6 @@ def test_a_changed_layer_is_found_by_its_numbers(
 def test_a_decoder_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model must be an encoder, got a JinaBERT with is_dec"):
         na.patch(make("jina", is_decoder=True))
-
-
-def test_saving_says_that_the_patch_is_not_saved(tmp_path: Any) -> None:
-    model = make("jina")
-    stock = run(model, ids())
-    not_saved = pytest.warns(UserWarning, match=r"saved without its patch \(NTK.* call na.patch")
-    with na.patch(model, na.NTK(4.0)), not_saved:
-        model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path).eval()
-    assert torch.equal(run(loaded, ids()), stock)
 
 
 def test_a_triton_kernel_that_does_not_run_here(monkeypatch: pytest.MonkeyPatch) -> None:

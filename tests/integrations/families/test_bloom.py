@@ -63,14 +63,6 @@ def test_the_published_way_misses_unpadded_prompts_and_ours_does_not(
     assert unmasked_follows != inlined
 
 
-def test_the_plain_one_liner(
-    models: dict, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stock = run(models["bloom"], ids, MASKS["left"])
-    monkeypatch.setattr(modeling_bloom, "build_alibi_tensor", na.build_alibi_tensor)
-    assert torch.equal(run(models["bloom"], ids, MASKS["left"]), stock)
-
-
 def cached_logits(model: Any, ids: torch.Tensor, splits: list[int]) -> torch.Tensor:
     """Return logits of all positions, computed piece by piece with a cache."""
     cache, pieces = transformers.DynamicCache(config=model.config), []

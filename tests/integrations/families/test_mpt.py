@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,16 +43,3 @@ def test_mpt_clips_its_projections(ids: torch.Tensor) -> None:
     stock = run(model, ids)
     with na.patch(model):
         torch.testing.assert_close(run(model, ids), stock, **LOGITS)
-
-
-class FoundryMPT(torch.nn.Module):
-    """An MPT of llm-foundry, by what a patch can see of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(model_type="mpt", attn_config={"clip_qkv": 6})
-
-
-def test_an_mpt_of_llm_foundry_learns_that_transformers_refuses_its_integer_clip() -> None:
-    with pytest.raises(ValueError, match=r"got FoundryMPT, .*as a float: 6\.0, not 6"):
-        na.patch(FoundryMPT(), na.NTK(4.0))

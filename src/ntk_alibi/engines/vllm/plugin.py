@@ -45,18 +45,19 @@ def _check_before_vllm(config_class: Any) -> None:
     stock = getattr(config_class, _METHOD, None)
     if stock is None:
         raise RuntimeError(
-            f"vllm is not what ntk-alibi's plugin expects: VllmConfig has no {_METHOD}. Install a "
-            "version that docs/vllm.md names, or set VLLM_PLUGINS to leave the plugin out"
+            f"vllm is not what ntk-alibi's plugin expects: VllmConfig has no {_METHOD}. Install "
+            f"another by {_installed.install_line('vllm')}, or set "
+            "VLLM_PLUGINS to leave the plugin out"
         )
     if hasattr(stock, "__wrapped__"):
         return
 
     @functools.wraps(stock)
-    def checked(self: Any) -> Any:
+    def check_both(self: Any) -> Any:
         check_configuration(self)
         return stock(self)
 
-    setattr(config_class, _METHOD, checked)
+    setattr(config_class, _METHOD, check_both)
 
 
 def check_configuration(vllm_config: Any) -> None:

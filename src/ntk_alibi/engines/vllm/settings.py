@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _names
 from ntk_alibi.engines.vllm.families import FAMILIES, Family
-from ntk_alibi.methods import find_misspelled_settings
-from ntk_alibi.scaling import Scaling, scaling_from_config, scaling_per, split_knee
+from ntk_alibi.methods import (
+    ENTRY,
+    ORIGINAL,
+    read_entry,
+    scaling_and_log_n,
+    train_length_or_default,
+)
+from ntk_alibi.scaling import Scaling, check_layers, checked_scaling, scaling_per, split_knee
 
-#: Settings of attn_implementation="ntk_alibi" that vLLM's kernels do not support.
-_WITHOUT_KERNEL = ("alibi_window", "alibi_sink", "alibi_causal_block", "alibi_log_n")
+#: The plugin's settings.
+_READ = (ENTRY, "bloom_gelu")
 
-#: The plugin's settings, and all settings that are no misspellings: alibi_attention chooses the
-#: code that computes attention in transformers, and has no effect in vLLM.
-_READ = ("alibi_scaling", "bloom_gelu")
-_KNOWN = (*_READ, *_WITHOUT_KERNEL, "alibi_attention")
+#: Keys of the entry that vLLM's kernels do not support. What "attention" chooses, vLLM chooses.
+_WITHOUT_KERNEL = ("window", "sink", "causal_block", "log_n")
 
 #: Wrong names that people use for these settings.
-_MISPLACED = ("ntk_alibi", "scaling")
+_MISPLACED = ("scaling", "method")
 
 #: Backends whose kernels read a layer's slopes, by vLLM's names. Other backends refuse slopes, or
 #: accept and ignore them, such as FLASHINFER and TURBOQUANT.
@@ -33,7 +37,7 @@ BACKENDS = (
     "TRITON_ATTN",
 )
 
-_STATIC = "'linear', 'ntk', 'flat_heads' or 'max_bias'"
+_STATIC = "'interpolation:F', 'ntk:F', 'flat:F' or 'max-bias:F'"
 
 
 @dataclass(frozen=True)
@@ -57,33 +61,25 @@ def read_settings(config: Any, family: Family) -> EngineSettings:
     """
     # vLLM would ignore misspelled settings.
     given = [name for name in _MISPLACED if getattr(config, name, None) is not None]
-    if str(getattr(config, "attn_implementation", None)).replace("-", "_") == "ntk_alibi":
-        given.append("attn_implementation")
-    for name in (*given, *find_misspelled_settings(config, _READ, _KNOWN)):
+    for name in (*given, *_misspelled(config)):
         raise ValueError(
             f"settings for vLLM must be named {' or '.join(_READ)}, got {name}, which vLLM "
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"
         )
-    check_supported(config)
     scaling = read_scaling(config)
     if split_knee(scaling)[1] is not None:
         raise ValueError(
-            f"alibi_scaling must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
+            f"method must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
             "a head times the distance, and a knee has two. "
             f"Take {_STATIC}, or na.patch in transformers"
         )
     if scaling_per(scaling) is not None:
         raise ValueError(
-            f"alibi_scaling must not depend on lengths in vLLM, got {scaling!r}: a layer has one "
+            f"method must not depend on lengths in vLLM, got {scaling!r}: a layer has one "
             "slope a head for all requests, and cached keys are shared between them. "
             f"Take {_STATIC} with the factor for your longest text, or na.patch in transformers"
         )
-    layers, count = getattr(scaling, "layers", None) or (), config.num_hidden_layers
-    if layers and max(layers) >= count:
-        raise ValueError(
-            f"layers of alibi_scaling must be below {count}, the number of the model's layers, "
-            f"got {scaling!r}"
-        )
+    check_layers(scaling, config.num_hidden_layers)
     gelu = getattr(config, "bloom_gelu", None)
     if gelu is None:
         return EngineSettings(scaling)
@@ -97,29 +93,39 @@ def read_settings(config: Any, family: Family) -> EngineSettings:
 
 
 def read_scaling(config: Any) -> Scaling | None:
-    """Return the scaling of `alibi_scaling` in a configuration, or None.
+    """Return the scaling of the entry in a configuration, `config.ntk_alibi`, or None.
 
     Raises:
-        ValueError: it is not the dict of a scaling. vLLM shows no other class of error legibly.
+        ValueError: the entry is wrong, or vLLM's kernels do not support it. vLLM shows no other
+            class of error legibly.
     """
-    given = getattr(config, "alibi_scaling", None)
-    if given is None:
-        return None
     try:
-        return scaling_from_config(given)
+        entry = read_entry(config) or {}
+        for name in _WITHOUT_KERNEL:
+            if entry.get(name):
+                raise ValueError(
+                    f"{name} must be left out in vLLM, whose kernels have nothing that it stands "
+                    f"for, got {entry[name]!r}: set it to null in --hf-overrides, or use na.patch "
+                    "in transformers"
+                )
+        length = train_length_or_default(config)
+        scaling, log_n = scaling_and_log_n(entry.get("method", ORIGINAL), None, length)
+        checked_scaling(scaling, name="method")
+        _checks.check_equal("log_n", log_n, None, "in vLLM, whose kernels have no such factor")
     except (TypeError, ValueError) as error:
-        raise ValueError(f"alibi_scaling of the model's configuration is wrong: {error}") from None
+        raise ValueError(f"config.{ENTRY} must be a patch for vLLM: {error}") from None
+    return cast("Scaling | None", scaling)
 
 
-def check_supported(config: Any) -> None:
-    """Refuse settings that vLLM's kernels do not support."""
-    for name in _WITHOUT_KERNEL:
-        given = getattr(config, name, None)
-        if given not in (None, 0):
-            raise ValueError(
-                f"{name} must be left out in vLLM, whose kernels have nothing that it stands for, "
-                f"got {given!r}: set it to null in --hf-overrides, or use na.patch in transformers"
-            )
+def _misspelled(config: Any) -> list[str]:
+    """Return the attributes of a configuration that look like misspelled settings."""
+    return [
+        name
+        for name, value in vars(config).items()
+        if value is not None
+        and name not in _READ
+        and (name.startswith("alibi_") or _names.find_closest(name, _READ, similarity=0.8))
+    ]
 
 
 def check_no_settings(config: Any, architecture: str) -> None:
@@ -128,11 +134,10 @@ def check_no_settings(config: Any, architecture: str) -> None:
     Raises:
         ValueError: the configuration has a setting of the plugin.
     """
-    check_supported(config)
     scaling = read_scaling(config)
     if scaling is not None:
         raise ValueError(
-            f"alibi_scaling must be left out for {architecture} without ALiBi of a known family "
+            f"{ENTRY} must be left out for {architecture} without ALiBi of a known family "
             f"({', '.join(family.name for family in FAMILIES)}), got {scaling!r}, which vLLM would "
             "ignore: set it to null in --hf-overrides"
         )

@@ -1,1 +1,1 @@
-"""Comparisons of methods by length, and a search for the best method."""
+"""Comparisons of methods by length."""

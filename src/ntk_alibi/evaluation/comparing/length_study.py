@@ -12,7 +12,7 @@ from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
 from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.methods import Method, parse_method
+from ntk_alibi.methods import ORIGINAL, Method, parse_method
 from ntk_alibi.models.loading import NANO_BLOOM
 from ntk_alibi.scaling import Scaling
 
@@ -74,13 +74,16 @@ def prepare(
             questions.
     """
     from ntk_alibi.integrations import patch
+    from ntk_alibi.integrations.patching import keeping_patches
 
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
     named = [parse_method(method, plan.train_length) for method in plan.methods]
     methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
     for method in methods:
-        patch(model, method.scaling, log_n=method.log_n).undo()
+        scaling = ORIGINAL if method.scaling is None else method.scaling
+        with keeping_patches(model), patch(model, scaling, log_n=method.log_n):
+            pass
     tasks: dict[str, Any] = {}
     for task, made_from in plan.tasks.items():
         tasks |= harness.load_tasks([f"ntk_alibi_{task}"], {**made_from, "tokenizer": tokenizer})
@@ -114,16 +117,11 @@ def probe(plan: Plan) -> Plan | None:
     It has the first method and the lengths up to the training length, whose answers the study takes
     over, or else that length.
     """
-    few = {name: getattr(plan, name) for name in plan.record_fields}
-    if not any(few.values()):
+    if not any(getattr(plan, name) for name in plan.record_fields):
         return None
-    within = [index for index, multiple in enumerate(plan.multiples) if multiple <= 1]
-    for name, counts in few.items():
-        if isinstance(counts, tuple):
-            few[name] = tuple(counts[index] for index in within) or counts[0]
-    multiples = tuple(plan.multiples[index] for index in within) or (1.0,)
+    multiples = tuple(multiple for multiple in plan.multiples if multiple <= 1) or (1.0,)
     return replace(
-        plan, methods=plan.methods[:1], multiples=multiples, lengths=None, prose_windows=0, **few
+        plan, methods=plan.methods[:1], multiples=multiples, lengths=None, prose_windows=0
     )
 
 
@@ -141,23 +139,13 @@ def check_study(model: Any, tokenizer: Any, folder: Any) -> None:
 
 
 def commands(plan: Plan, name: str) -> dict[str, dict[str, str]]:
-    """Return the command that repeats each cell, by method and then by "<task>/<length>"."""
+    """Return the commands that repeat the answers, by method and then by task."""
     return {
         method: {
-            f"{task}/{length}": harness.command_line(
+            task: harness.command_line(
                 name, method, plan.train_length, f"ntk_alibi_{task}", made_from
             )
-            for task, of_task in plan.tasks.items()
-            for length, made_from in _split_by_length(of_task).items()
+            for task, made_from in plan.tasks.items()
         }
         for method in plan.methods
     }
-
-
-def _split_by_length(made_from: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return, for each length, the metadata that makes only its records."""
-    parts = {length: {**made_from, "lengths": [length]} for length in made_from["lengths"]}
-    if isinstance(records := made_from.get("records"), tuple):
-        for length, count in zip(made_from["lengths"], records, strict=True):
-            parts[length]["records"] = count
-    return parts

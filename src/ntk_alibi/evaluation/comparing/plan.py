@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ntk_alibi import _checks
-from ntk_alibi.evaluation.records.record import check_lengths, counts_by_length
+from ntk_alibi.evaluation.records.record import check_lengths
 from ntk_alibi.methods import parse_method
 
 #: The methods of a comparison by default.
@@ -15,9 +15,9 @@ DEFAULT_METHODS = (
     "original",
     "interpolation:4",
     "ntk:4",
-    "dynamic-ntk:2:query",
-    "dynamic-flat:2:query",
-    "dynamic-flat:2:query:logn=0.5",
+    "dynamic-ntk",
+    "dynamic-flat",
+    "dynamic-flat:logn=0.5",
 )
 
 
@@ -30,8 +30,7 @@ class Plan:
         methods: names for `parse_method`.
         multiples: the lengths of records in training lengths.
         lengths: the lengths of records in tokens, in place of multiples.
-        line_records: how many records of lines for each length: an integer, or a tuple with one for
-            each length, as for all `..._records`.
+        line_records: how many records of lines for each length.
         line_questions: number of questions about each of them, but at most one for every 64 tokens
             of the training length.
         topic_records: how many conversations for each length.
@@ -48,15 +47,15 @@ class Plan:
     train_length: int
     methods: tuple[str, ...] = DEFAULT_METHODS
     multiples: tuple[float, ...] = (1, 1.5, 2, 3, 4)
-    line_records: int | tuple[int, ...] = 8
+    line_records: int = 8
     line_questions: int = 32
-    topic_records: int | tuple[int, ...] = 12
+    topic_records: int = 12
     topic_questions: int = 5
     prose_windows: int = 8
     seed: int = 2026
-    passkey_records: int | tuple[int, ...] = field(default=0, kw_only=True)
-    multikey_records: int | tuple[int, ...] = field(default=0, kw_only=True)
-    other_line_records: int | tuple[int, ...] = field(default=0, kw_only=True)
+    passkey_records: int = field(default=0, kw_only=True)
+    multikey_records: int = field(default=0, kw_only=True)
+    other_line_records: int = field(default=0, kw_only=True)
     split: str = field(default="held-out", kw_only=True)
     lengths: tuple[int, ...] | None = field(default=None, kw_only=True)
 
@@ -79,10 +78,7 @@ class Plan:
             lengths, least = tuple(self.token_lengths), 0
         for kind in _KINDS:  # texts must fit into memory while they are made
             field_name = f"{kind}_records"
-            counts = getattr(self, field_name)
-            least_count = int(isinstance(counts, tuple))
-            counts_by_length(field_name, counts, len(lengths), minimum=least_count)
-            check_lengths(name, lengths, counts, of=field_name, minimum=least)
+            check_lengths(name, lengths, getattr(self, field_name), of=field_name, minimum=least)
         check_lengths(name, [max(lengths)], self.prose_windows, of="prose_windows", minimum=least)
         if self.lengths is not None:
             multiples = tuple(length / self.train_length for length in self.lengths)
@@ -142,14 +138,5 @@ QUICK: dict[str, Any] = {
     "multiples": (1, 2, 3),
     "line_records": 3,
     "topic_records": 3,
-    "prose_windows": 0,
-}
-
-#: What --demo changes: lines alone, far beyond the training length, where methods differ. A record
-#: of 16 training lengths takes thirty times as long as a record of one.
-DEMO: dict[str, Any] = {
-    "multiples": (1, 2, 4, 8, 16),
-    "line_records": (2, 2, 3, 3, 4),
-    "topic_records": 0,
     "prose_windows": 0,
 }

@@ -59,10 +59,8 @@ class Summary:
         perplexity: for each method and range of positions (begin, end, in training lengths), the
             nats per token, and the difference from the first method, paired by window, with its
             95 % half-width.
-        records: for each method, the right answers and the questions of each record.
-        windows: for each method, the nats per token of each window of prose.
         settings: for each method, the settings of the model as the harness stores them.
-        commands: for each method, the command that repeats each cell, by "<task>/<length>".
+        commands: for each method, the command that repeats its answers, by task.
 
     Raises:
         ValueError: a frame lacks columns or has others' methods, an accuracy is not between 0 and
@@ -82,8 +80,6 @@ class Summary:
     by_distance: DataFrame = ()
     by_depth: DataFrame = ()
     perplexity: DataFrame = ()
-    records: Mapping[str, list[list[int]]] = field(default_factory=dict)
-    windows: Mapping[str, list[float]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -137,13 +133,6 @@ def summarise(plan: Plan, samples: Samples, **others: Any) -> Summary:
         "by_depth": _by_range(answers, ["task", "method", "multiple"], "depth", depths),
         "perplexity": _perplexity(nats, plan.methods[0], longest),
     }
-    records = answers.groupby(["method", "task", "record"], sort=False)["right"]
-    counts = records.agg(["sum", "count"])
-    rows["records"] = {
-        name: counts.loc[name].to_numpy().tolist() if name in counts.index else []
-        for name in samples
-    }
-    rows["windows"] = {name: of_method.mean(axis=1).tolist() for name, of_method in nats.items()}
     return Summary(plan.train_length, list(samples), **rows, **others)
 
 
@@ -249,11 +238,6 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
     with _files.readable("a summary that `ntk-alibi eval --json` printed", path):
         if not isinstance(value, Mapping):
             raise ValueError(f"it must be an object, got {str(value)[:40]}")
-        if "trace" in value:
-            raise ValueError(
-                "it must be a study's, got the output of `ntk-alibi tune --json`, which "
-                "--from-json does not show"
-            )
         needed = ("train_length", "methods", *COLUMNS, "commands")
-        _checks.keys("it", value, required=needed, optional=("records", "windows", "settings"))
+        _checks.keys("it", value, required=needed, optional=("settings",))
         return Summary(**value)

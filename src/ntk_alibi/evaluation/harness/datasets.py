@@ -24,14 +24,15 @@ from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.records import corpus, haystacks
 from ntk_alibi.evaluation.records.longeval import Lines, Topics
 from ntk_alibi.evaluation.records.record import (
+    SEED,
     Case,
     Decode,
     RecordKind,
     cached_encoder,
     check_lengths,
-    counts_by_length,
     decoder,
     encoder,
+    record_generator,
 )
 from ntk_alibi.evaluation.records.words import OTHER_LINE_NAMES
 from ntk_alibi.models.loading import checkpoint_name, reading
@@ -39,13 +40,8 @@ from ntk_alibi.models.loading import checkpoint_name, reading
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: The name of a record, which seeds it, contains its length in this unit, for every model.
-NAMED_UNIT = 2048
-
 #: Width of the ranges of positions of prose, in tokens.
 POSITIONS = 1024
-
-SEED = 2026
 
 #: By default a record has at most one question for so many tokens.
 TOKENS_PER_QUESTION = 64
@@ -68,7 +64,7 @@ KINDS: dict[str, tuple[int, Callable[[tuple[str, ...], int], Any]]] = {
 def retrieval(
     kind: str,
     lengths: Sequence[int] = (2048,),
-    records: int | Sequence[int] | None = None,
+    records: int | None = None,
     questions: int | None = None,
     seed: int = SEED,
     split: str = "held-out",
@@ -80,7 +76,7 @@ def retrieval(
         kind: "lines", "other-lines" (whose names are in no training record of the nano models),
             "topics", "passkey", "multikey" or "variables".
         lengths: lengths of the records in tokens of the model.
-        records: how many records of each length: an integer, or one for each length.
+        records: how many records of each length.
         questions: number of questions about each record; by default the kind's, but at most one for
             every 64 tokens.
         seed: seed of the records.
@@ -89,18 +85,15 @@ def retrieval(
             the one of the checkpoint that pretrained names.
     """
     _checks.choice("kind", kind, KINDS)
-    records = KINDS[kind][0] if records is None else records
+    records = KINDS[kind][0] if records is None else _checks.integer("records", records, minimum=1)
     _checks.integer("seed", seed, minimum=0)
     tokenizer = _tokenizer(**model)
     encode = cached_encoder(encoder(tokenizer))
     documents = []
-    checked = _lengths(lengths, records)
-    counts = counts_by_length("records", records, len(checked), minimum=1)
-    for length, count in zip(checked, counts, strict=True):
+    for length in _lengths(lengths, records):
         record_kind = _record_kind(kind, questions, length, split)
-        for record in range(count):
-            name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
-            case = record_kind.case(encode, length, np.random.default_rng([seed, *name.encode()]))
+        for record in range(records):
+            case = record_kind.case(encode, length, record_generator(kind, length, record, seed))
             documents.append(_question_document(decoder(tokenizer), case, length))
     return {"test": Dataset.from_list(documents)}
 
@@ -108,7 +101,7 @@ def retrieval(
 def single_questions(
     kind: str,
     lengths: Sequence[int] = (2048,),
-    records: int | Sequence[int] = SINGLE_QUESTIONS,
+    records: int = SINGLE_QUESTIONS,
     **options: Any,
 ) -> dict[str, Dataset]:
     """Draw prompts of one record and one question each, for answers that a model generates.
@@ -116,7 +109,7 @@ def single_questions(
     Args:
         kind: as for `retrieval`.
         lengths: lengths of the records in tokens of the model.
-        records: how many prompts of each length: an integer, or one for each length.
+        records: how many prompts of each length.
         **options: further arguments of `retrieval`, except questions, which is 1.
     """
     drawn = retrieval(kind, lengths, records, **{**options, "questions": 1})["test"]
@@ -350,9 +343,7 @@ def _decoded(decode: Decode, tokens: Any, edges: list[int]) -> tuple[str, list[i
     return "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist()
 
 
-def _lengths(
-    lengths: Any, texts: int | Sequence[int], of: str = "records", minimum: int = 1
-) -> list[int]:
+def _lengths(lengths: Any, texts: int, of: str = "records", minimum: int = 1) -> list[int]:
     values = lengths if isinstance(lengths, Sequence) else [lengths]
     if not values:
         raise ValueError(f"lengths must hold at least one length, got {lengths!r}")

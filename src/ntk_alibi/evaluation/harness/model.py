@@ -30,7 +30,14 @@ from ntk_alibi.evaluation.harness import stored_answers
 from ntk_alibi.evaluation.harness.passes import Pass, group_prefixes, scored_span, token_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.integrations.settings import ATTENTIONS
-from ntk_alibi.methods import ORIGINAL, Method, as_method, train_length_or_default
+from ntk_alibi.methods import (
+    ORIGINAL,
+    Method,
+    as_method,
+    method_name,
+    read_entry,
+    train_length_or_default,
+)
 from ntk_alibi.models.checked_loader import WholeCausalLM
 from ntk_alibi.models.loading import NANO_BLOOM, check_usable, checkpoint_name, reading
 from ntk_alibi.scaling import scaling_to_config
@@ -84,8 +91,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
 
     Args:
         pretrained: a folder, a name on the hub, or a model; by default the embedded nano BLOOM.
-        method: the name of a method, such as "ntk:4", or what else `as_method` takes. It replaces a
-            checkpoint's own scaling.
+        method: the name of a method, such as "ntk:4", or what else `as_method` takes; by default
+            the patch that the checkpoint was saved with, or "original".
         train_length: training length in tokens; by default the one in the model's config.
         attention: attention implementation, as for `ntk_alibi.patch`.
         max_length: greatest number of tokens of an input; by default there is no limit.
@@ -103,7 +110,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self,
         pretrained: Any = None,
         *,
-        method: Any = ORIGINAL,
+        method: Any = None,
         train_length: int | None = None,
         attention: str = "fused",
         max_length: int | None = None,
@@ -138,7 +145,11 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self._token_spans = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_token_spans)
         self.train_length = train_length or train_length_or_default(self.config)
         self._patch: PatchHandle | None = None
-        self.stretch(as_method(method, self.train_length))
+        if method is None and read_entry(self.config) is not None:
+            self._patch = saved = patch(self.model)
+            self.method = Method(method_name(saved.scaling), saved.scaling, saved.log_n)
+        else:
+            self.stretch(as_method(method, self.train_length))
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> Any:
@@ -166,14 +177,10 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         if now is not None and (now.scaling, now.log_n) == (method.scaling, method.log_n):
             self.method = method
             return
-        handle = patch(
-            self.model,
-            method.scaling,
-            attention=self.attention,  # type: ignore[arg-type]
-            log_n=method.log_n,
-        )
-        self.release()
-        self._patch, self.method = handle, method
+        form: Any = self.attention
+        scaling = ORIGINAL if method.scaling is None else method.scaling
+        self._patch = patch(self.model, scaling, attention=form, log_n=method.log_n)
+        self.method = method
 
     def release(self) -> None:
         """Undo the patch."""

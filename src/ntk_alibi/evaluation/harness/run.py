@@ -20,7 +20,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _files, _installed, _names
+from ntk_alibi import _files, _names
 from ntk_alibi.evaluation.harness import stored_answers
 from ntk_alibi.methods import Method
 from ntk_alibi.models.loading import NANO_BLOOM, checkpoint_name
@@ -150,11 +150,13 @@ def prepare(options: argparse.Namespace) -> None:
 def _harness_errors() -> Iterator[None]:
     """Turn assertions, by which the harness checks settings, into ValueErrors.
 
-    An error of a missing package names the extra that installs it.
+    An error of a missing package names the harness's extras.
     """
     try:
-        with _installed.needed_by("a task of lm-evaluation-harness"):
-            yield
+        yield
+    except ImportError as error:
+        advice = "this task may need pip install 'lm_eval[ruler]' or 'lm_eval[longbench]'"
+        raise ImportError(f"{error}; {advice}") from error
     except AssertionError as error:
         raise ValueError(str(error)) from error
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+#: The seed of records by default.
+SEED = 2026
+
+#: The name of a record, which seeds it, contains its length in this unit, for every model.
+NAMED_UNIT = 2048
+
 Encode = Callable[[list[str]], list[list[int]]]
 Decode = Callable[[Any], str]
 
@@ -127,7 +133,7 @@ LONGEST_TEXT, MOST_TOKENS = 2**22, 2**27
 def check_lengths(
     name: str,
     lengths: Iterable[Any],
-    texts: int | Sequence[int],
+    texts: int,
     *,
     of: str = "records",
     minimum: int = 1,
@@ -137,15 +143,15 @@ def check_lengths(
     Args:
         name: the argument with the lengths.
         lengths: the lengths.
-        texts: how many texts there are of each length: an integer, or one for each length.
+        texts: how many texts there are of each length.
         of: the argument with texts.
         minimum: the least length.
     """
     checked = [
         _checks.integer(name, length, minimum=minimum, maximum=LONGEST_TEXT) for length in lengths
     ]
-    counts = counts_by_length(of, texts, len(checked))
-    if (tokens := sum(n * count for n, count in zip(checked, counts, strict=True))) > MOST_TOKENS:
+    _checks.integer(of, texts, minimum=0)
+    if (tokens := sum(checked) * texts) > MOST_TOKENS:
         raise ValueError(
             f"{of} must have at most {MOST_TOKENS} tokens in all lengths together, got {texts} of "
             f"each length: {tokens} tokens"
@@ -153,17 +159,10 @@ def check_lengths(
     return checked
 
 
-def counts_by_length(
-    name: str, counts: int | Sequence[int], lengths: int, *, minimum: int = 0
-) -> list[int]:
-    """Return how many texts there are of each length; one integer counts for all lengths."""
-    if not isinstance(counts, list | tuple):
-        return [_checks.integer(name, counts, minimum=minimum)] * lengths
-    if len(counts) != lengths:
-        raise ValueError(
-            f"{name} must be a number, or one for each of the {lengths} lengths, got {counts}"
-        )
-    return [_checks.integer(name, count, minimum=minimum) for count in counts]
+def record_generator(kind: str, length: int, record: int, seed: int = SEED) -> np.random.Generator:
+    """Return the generator that draws a record; its number and its length say which one."""
+    name = f"{kind}/{length / NAMED_UNIT:g}/{record}"
+    return np.random.default_rng([seed, *name.encode()])
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
-from ntk_alibi.evaluation.report.cells import with_ends
+from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
 from ntk_alibi.evaluation.report.markdown import counted
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 
@@ -63,54 +64,50 @@ def instead(model: str, train_length: int) -> list[str]:
     ]
 
 
-def choice(summary: Any) -> str | None:
-    """Return the method to use by a study: the best at the greatest length, besides the first.
+def better_method(summary: Any) -> str | None:
+    """Return the best method at the greatest length, if it is better than the first beyond chance.
 
-    Where the interval of the recommended method reaches the best one's, it is the recommended one.
-    None for a single method.
+    That is, the 95 % interval of its gain, which is paired by record, is above zero. Where there is
+    none, because all records agree, the interval of its accuracy is above the first one's.
     """
-    others = _farthest(summary)[1:]
-    if others.empty:
-        return None
-    best = str(others["accuracy"].idxmax())
-    is_level = RECOMMENDED in others.index and _overlap(others.loc[RECOMMENDED], others.loc[best])
-    return RECOMMENDED if is_level else best
-
-
-def is_better(summary: Any) -> bool:
-    """Return whether a method is seen to do better than the first, beyond the 95 % intervals."""
     found = _farthest(summary)
-    return bool((found["low"][1:] > found["high"].iloc[0]).any()) if len(found) > 1 else False
+    if len(found) < 2:
+        return None
+    first, best = found.iloc[0], found.loc[_best(found)]
+    least = best["gain"] - best["gain_half_width"]
+    if math.isnan(least):
+        least = best["low"] - first["high"]
+    return str(best.name) if least > 0 else None
 
 
 def conclusion(summary: Any) -> list[str]:
-    """Return a sentence about the first task at the greatest length; none for a single method.
+    """Return a sentence that names the best method at the greatest length, or says there is none.
 
-    A method counts as better than another if its 95 % interval is above the other's.
+    It is about the first task that the model knows. There is none of a single method.
     """
-    chosen = choice(summary)
-    if chosen is None:
-        return []
     found = _farthest(summary)
-    first, entry = found.iloc[0], found.loc[chosen]
-    tokens = round(first["multiple"] * summary.train_length)
-    begin = (
-        f"At {counted(first['multiple'], 'training length')} ({tokens} tokens) {first.name} "
-        f"answers {percent(first)} of the questions about {first['task']}"
-    )
-    if not is_better(summary):
-        return [f"{begin}; no method is seen to do better: {chosen} answers {percent(entry)}."]
-    others = found[1:]
-    best = others.loc[others["accuracy"].idxmax()]
-    if best.name != chosen:
-        level = f"; {best.name} answers {percent(best)}, no more beyond the intervals"
-        return [f"{begin}; {chosen}, the recommended method, answers {percent(entry)}{level}."]
-    count = f", the best of {len(others)} methods," if len(others) > 1 else ""
-    return [f"{begin}; {chosen}{count} answers {percent(entry)}."]
+    if len(found) < 2:
+        return []
+    first, best = found.iloc[0], found.loc[_best(found)]
+    where = counted(first["multiple"], "training length")
+    where += f" ({round(first['multiple'] * summary.train_length)} tokens)"
+    task = f"of the questions about {first['task']}"
+    if better_method(summary) is None:
+        return [
+            f"No method is better than {first.name} beyond chance at {where}: {first.name} answers "
+            f"{percent(first)} {task}, {best.name} {percent(best)}."
+        ]
+    points = with_half_width(100 * best["gain"], 100 * best["gain_half_width"], 0)
+    gain = "" if math.isnan(best["gain"]) else f", {points} points"
+    return [
+        f"The best method at {where} is {best.name}: it answers {percent(best)} {task}, "
+        f"{first.name} {percent(first)}{gain}."
+    ]
 
 
-def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return bool(one["high"] >= other["low"] and other["high"] >= one["low"])
+def _best(found: DataFrame) -> Any:
+    """Return the name of the most accurate method besides the first."""
+    return found["accuracy"][1:].idxmax()
 
 
 def _farthest(summary: Any) -> DataFrame:

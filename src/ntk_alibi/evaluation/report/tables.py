@@ -1,7 +1,7 @@
-"""Tables of studies and searches, and data frames as texts.
+"""Tables of studies, and data frames as texts.
 
 A table is a frame of texts with a title in `attrs`; its first column names the rows. A summary is a
-`Summary`, and a tuning a `Tuning`, which import this module.
+`Summary`, which imports this module.
 """
 
 from __future__ import annotations
@@ -62,22 +62,6 @@ def study_rows(summary: Any) -> list[DataFrame]:
     """Return the data frames of a study's summary, each with its name there as the title."""
     frames = {name: getattr(summary, name) for name in ("retrieval", "by_distance", "perplexity")}
     return [with_title(frame, name) for name, frame in frames.items() if len(frame)]
-
-
-def tuning_table(tuning: Any) -> DataFrame:
-    """Return the table of the candidates of a search."""
-    found = tuning.candidates
-    accuracy = 100 * found[["accuracy", "low", "high"]].to_numpy(float)
-    nats = found[["difference", "half_width"]].to_numpy(float)
-    table = found[["method"]].assign(
-        **{
-            "retrieval, %": [with_ends(*row) for row in accuracy],
-            "nats - original's": [with_half_width(value, width, 3) for value, width in nats],
-            "chosen in %": [f"{100 * share:.0f}" for share in found["best_share"]],
-        }
-    )
-    title = f"{tuning.model} at {tuning.length} tokens: records of the search, 95 % intervals"
-    return with_title(table, title)
 
 
 def with_title(frame: DataFrame, title: str) -> DataFrame:

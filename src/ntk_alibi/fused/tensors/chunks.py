@@ -34,7 +34,7 @@ _pytree.register_pytree_node(
 QUERY_CHUNK = 256
 
 
-def attention_by_chunks(call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, Any]:
+def compute_by_chunks(call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, Any]:
     """Return output and, if log, logsumexp, on any device and in any dtype; no block is skipped.
 
     Only the scores of QUERY_CHUNK queries are in memory, in the backward pass too, which computes
@@ -52,7 +52,7 @@ def attention_by_chunks(call: AttentionCall, *, log: bool) -> tuple[torch.Tensor
     )
     call = call.with_inputs(call.query, key, value)
     recorded = torch.is_grad_enabled() and not in_forward_mode() and not is_tracing()
-    attend = _attend_again if recorded else _attend_chunk
+    compute = _compute_again if recorded else _compute_chunk
 
     # Within a chunk an infinity or NaN would reach queries that do not see it.
     all_finite = key.isfinite().all() & value.isfinite().all()
@@ -64,7 +64,7 @@ def attention_by_chunks(call: AttentionCall, *, log: bool) -> tuple[torch.Tensor
     if problem.query_positions is problem.key_positions is None and not problem.mask.sees_ahead:
         runs = list(split_queries(problem, None, size - 1))
     parts = [call.cut(Cut(queries=run, keys=seen)) for run, seen in runs] or [call]
-    chunks = zip(*(attend(part, log) for part in parts), strict=True)
+    chunks = zip(*(compute(part, log) for part in parts), strict=True)
     output, *logsumexp = (torch.cat(x, dim=2) for x in chunks)
     if finite and has_values(output) and not output.isfinite().all():
         dense = call.bias.dense
@@ -119,7 +119,7 @@ def _gradients(function: Callable[..., Tensors], count: int, *given: torch.Tenso
         return tuple(pull_back(gradients))
 
 
-def _attend_again(call: AttentionCall, log: bool) -> Tensors:
+def _compute_again(call: AttentionCall, log: bool) -> Tensors:
     """Attend to a chunk, whose scores are computed again in the backward pass."""
     leaves, structure = _pytree.tree_flatten(call)
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -127,14 +127,14 @@ def _attend_again(call: AttentionCall, log: bool) -> Tensors:
     for i in at:
         leaves[i] = None  # so that autograd alone keeps tensors
 
-    def attend(*tensors: torch.Tensor) -> Tensors:
+    def compute(*tensors: torch.Tensor) -> Tensors:
         inputs = dict(enumerate(leaves)) | dict(zip(at, tensors, strict=True))
-        return _attend_chunk(_pytree.tree_unflatten(list(inputs.values()), structure), log)
+        return _compute_chunk(_pytree.tree_unflatten(list(inputs.values()), structure), log)
 
-    return recomputed(attend, *tensors)
+    return recomputed(compute, *tensors)
 
 
-def _attend_chunk(call: AttentionCall, log: bool) -> Tensors:
+def _compute_chunk(call: AttentionCall, log: bool) -> Tensors:
     """Return the output and, if log, the logsumexp."""
     dtype = getattr(torch, _arrays.wide_dtype(call.query))
     bias, visible = call.bias.pairs(call.problem, call.query)

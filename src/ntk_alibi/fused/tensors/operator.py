@@ -29,12 +29,12 @@ from ntk_alibi._torch_state import (
 )
 from ntk_alibi.biases.kernel_bias import ARRAYS as BIAS_TENSORS
 from ntk_alibi.biases.kernel_bias import KernelBias
-from ntk_alibi.fused.call import AttentionCall, check_lengths, checked_call, core_rule
-from ntk_alibi.fused.forward import forward
+from ntk_alibi.fused.call import AttentionCall, check_lengths, checked_call
+from ntk_alibi.fused.forward import compute_in_core
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
-from ntk_alibi.fused.parts import Results, attend_in_parts
-from ntk_alibi.fused.tensors.chunks import Tensors, attention_by_chunks
-from ntk_alibi.fused.tensors.devices.dispatch import attention_on_device
+from ntk_alibi.fused.parts import Results, compute_in_parts
+from ntk_alibi.fused.tensors.chunks import Tensors, compute_by_chunks
+from ntk_alibi.fused.tensors.devices.dispatch import compute_on_device
 from ntk_alibi.fused.tensors.dropout import make_dropout, to_integers, to_seed
 from ntk_alibi.masks import BlockMask, Mask, Problem, SegmentIds
 
@@ -72,7 +72,7 @@ _INPUTS = (
     schema=f"({_INPUTS}) -> (Tensor, Tensor)",
 )
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    output, logsumexp, _ = forward(_make_call(*inputs))
+    output, logsumexp, _ = compute_in_core(_make_call(*inputs))
     return output, logsumexp
 
 
@@ -160,7 +160,6 @@ def _make_call(
     check_lengths(*shape[2:])
     *others, factors, known, seed, visible = arrays[len(BIAS_TENSORS) :]
     given: dict[str, Any] = dict(zip((*PROBLEM_TENSORS, *SEGMENTS), others, strict=True))
-    rule = core_rule(mask, scale, skip_tolerance) if in_core else None
     if checked:
         of_queries, of_keys = (given.pop(name) for name in SEGMENTS)
         ids = None if of_keys is None else SegmentIds(of_queries, of_keys)
@@ -172,7 +171,7 @@ def _make_call(
         of_tensor = BlockMask.of_operand if in_core else BlockMask
         problem = problem._replace(visible=of_tensor(rest[count - 1]))
     return AttentionCall(
-        query, key, value, bias, problem, way, rule, scale, skip_tolerance,
+        query, key, value, bias, problem, way, scale, skip_tolerance,
         factors=factors, initial_logsumexp=known, dropout=make_dropout(seed, dropout),
     )  # fmt: skip
 
@@ -238,7 +237,7 @@ def _differentiable_gradients(
         }
         given = (views.get(name, x) for name, x in zip(names, inputs, strict=True))
         call = _make_call(*given, *ctx.options, way=Way.OPERATIONS)
-        results = attend_tensors(call)
+        results = compute_tensors(call)
         pairs = zip(results, gradients, strict=True)
         outputs, incoming = zip(
             *((x, y.to(x.dtype)) for x, y in pairs if y is not None), strict=True
@@ -265,21 +264,21 @@ check_tensors = in_graph(checked_call)
 
 
 @in_graph
-def attend_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
+def compute_tensors(call: AttentionCall, *, log: bool = True) -> tuple[Any, Any]:
     """Compute a checked call of tensors: the output and, if log, the logsumexp."""
     if call.way is Way.OPERATOR and call.rotary is None:
-        return _attend(call, log=log)[:2]
+        return _compute_without_rotation(call, log=log)[:2]
     # Rotated inputs and scores are not rounded.
     with without_autocast(call.query.device.type):
-        return attend_in_parts(call, partial(_attend, log=log))[:2]
+        return compute_in_parts(call, partial(_compute_without_rotation, log=log))[:2]
 
 
-def _attend(call: AttentionCall, *, log: bool) -> Results:
+def _compute_without_rotation(call: AttentionCall, *, log: bool) -> Results:
     """Compute a call without rotation."""
     if call.way is Way.DEVICE:
-        return (*attention_on_device(call, log=log), None)
+        return (*compute_on_device(call, log=log), None)
     if call.way is Way.OPERATIONS:
-        return (*attention_by_chunks(call, log=log), None)
+        return (*compute_by_chunks(call, log=log), None)
     query, bias, problem = call.query, call.bias, call.problem
     problem_tensors = [getattr(problem, name) for name in PROBLEM_TENSORS]
     problem_tensors += problem.segment_ids or (None, None)

@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 from torch import nn
 
 from ntk_alibi.integrations.family import REGISTERED, Family, check_family
-from ntk_alibi.integrations.settings import PATCHED
+from ntk_alibi.integrations.forwards import PATCH
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -53,9 +53,9 @@ def found(model: nn.Module, given: Family | None = None) -> tuple[Family | None,
 def _family_in(model: nn.Module) -> Family | None:
     """Return the family with which a part of a module is patched, or to which a part belongs."""
     for part in model.modules():
-        if PATCHED in vars(part):
-            patched: Family = vars(part)[PATCHED].family
-            return patched
+        if PATCH in vars(part):
+            family: Family = vars(part)[PATCH].family
+            return family
     for part in model.modules():
         names = {base.__name__ for base in type(part).__mro__}
         for family in reversed(REGISTERED.values()):

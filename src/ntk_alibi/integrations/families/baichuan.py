@@ -7,19 +7,14 @@ that mask is the padding of keys, (batch, keys), which the layers take.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.family import Family, register
-
-#: The padding of the pass that runs, from the model's forward to its `get_alibi_mask`.
-_PADDING: ContextVar[torch.Tensor | None] = ContextVar("padding")
+from ntk_alibi.integrations.forwards import running_tokens
 
 
 def _matches(module: nn.Module) -> bool:
@@ -47,11 +42,9 @@ def _forward(
     return layer.o_proj(output.transpose(1, 2).flatten(2)), weights, cache
 
 
-def _model_forward(names: tuple[str, ...], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace BaichuanModel.forward, which would add its attention_mask to a mask of all pairs."""
-    own_forward = type(model).forward
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    mask, cache = given.get("attention_mask"), given.get("past_key_values")
+def _model_forward(model: Any, **given: Any) -> Any:
+    """Call BaichuanModel.forward, which would add its attention_mask to a mask of all pairs."""
+    mask, cache = given.pop("attention_mask", None), given.get("past_key_values")
     if mask is not None and (mask.ndim != 2 or int(mask.max()) > 1):
         raise ValueError(
             "attention_mask must be of 0 and 1, (batch, keys), for a patched Baichuan, got shape "
@@ -63,24 +56,18 @@ def _model_forward(names: tuple[str, ...], model: Any, *args: Any, **kwargs: Any
             f"own code takes no other cache, got {type(cache).__name__}: generate() makes tuples "
             "with transformers up to 4.53, and with any version needs none by use_cache=False"
         )
-    at = names.index("attention_mask")
-    if len(args) > at:
-        args = (*args[:at], None, *args[at + 1 :])
-    else:
-        kwargs["attention_mask"] = None
-    token = _PADDING.set(mask)
     model.alibi_mask = None  # in training the model keeps it for the next batch of that length
     try:
-        return own_forward(model, *args, **kwargs)
+        return type(model).forward(model, **given)
     finally:
         model.alibi_mask = None
-        _PADDING.reset(token)
 
 
 def _padding(model: Any, tensor: torch.Tensor, seq_length_with_past: int) -> torch.Tensor | None:
     """Replace BaichuanModel.get_alibi_mask."""
     del model, tensor, seq_length_with_past
-    return _PADDING.get()
+    mask: torch.Tensor | None = running_tokens().mask
+    return mask
 
 
 def _release(model: Any) -> None:
@@ -108,10 +95,8 @@ register(
         layers=lambda model: [layer.self_attn for layer in model.layers],
         forward=_forward,
         slopes=lambda model: model.n_head,
-        replacements=lambda model: [
-            (model, "forward", partial(_model_forward, positional_names(model))),
-            (model, "get_alibi_mask", _padding),
-        ],
+        replacements=lambda model: [(model, "get_alibi_mask", _padding)],
+        model_forward=_model_forward,
         release=_release,
         while_compared=lambda model: [(model, "get_alibi_mask", _mask_of_length)],
         train_length=lambda model: model.config.model_max_length,

@@ -19,8 +19,9 @@ from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.family import Replacement, check_states, of_transformers, register
+from ntk_alibi.integrations.forwards import PATCH
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.settings import Settings, form_of
+from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens, untraced
 from ntk_alibi.integrations.transformers_versions import class_named
 from ntk_alibi.scaling import scaling_per, split_knee
@@ -33,7 +34,7 @@ def _replacements(model: Any) -> list[Replacement]:
     matrix products. "eager" is transformers' own arithmetic to the bit, GELU included.
     """
     bias = (model, "build_alibi_tensor", _no_tensor)
-    if form_of(model) == "eager":
+    if vars(model)[PATCH].settings.attention == "eager":
         return [bias]
     found = (block.mlp.gelu_impl for block in model.h)
     stock = [gelu for gelu in found if type(gelu) is class_named("BloomGelu", gelu)]
@@ -69,7 +70,7 @@ def _forward(
         if stock is not None:
             return stock
     packed = layer.query_key_value(hidden_states)
-    heads = packed.unflatten(2, (-1, 3, layer.head_dim))  # of this rank
+    heads = packed.unflatten(2, (-1, 3, layer.head_dim))
     query, key, value = heads.permute(3, 0, 2, 1, 4)
     context, weights = attend(
         query,
@@ -104,11 +105,7 @@ def _stock(
     sizes = batch, queries, queries
     forward_pass = attend.pass_of(attention_mask, sizes, hidden_states.device, cache, bool(weights))
     settings = forward_pass.settings
-    if (
-        settings.attention != "eager"
-        or settings.log_n is not None
-        or forward_pass.cache is not None
-    ):
+    if settings.attention != "eager" or settings.log_n is not None:
         return None
     bias, dtype = forward_pass.bias_of(attend.number), hidden_states.dtype
     given = forward_pass, bias, layer.num_heads, hidden_states
@@ -133,7 +130,6 @@ def _bias_and_mask(
     per, own = scaling_per(scaling), getattr(bias, "rule", None) != forward_pass.rule
     relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
     relative = relative or (scaling is not None and is_tracing())
-    relative = relative or problem.segment_ids is not None or problem.visible is not None
     if relative or per == "query" or split_knee(scaling)[1] is not None:
         tensor = F.pad(values.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:
@@ -166,13 +162,6 @@ register(
         slopes=lambda model: ModelSlopes.for_bloom(model.num_heads),
         replacements=_replacements,
         check=_check,
-        output="dense",
         decoder=True,
-        tensor_parallel=lambda _: {  # each head with its queries, keys and values
-            "transformer.h.*.self_attention.query_key_value": "colwise",
-            "transformer.h.*.self_attention.dense": "rowwise",
-            "transformer.h.*.mlp.dense_h_to_4h": "colwise",
-            "transformer.h.*.mlp.dense_4h_to_h": "rowwise",
-        },
     )
 )

@@ -72,6 +72,7 @@ register(
         forward=_forward,
         slopes=lambda model: model.encoder.n_heads,
         causal=False,
+        masks_pairs=True,
         replacements=lambda model: [
             (model.encoder, "compute_position_bias", _no_matrix),
             (model, "get_extended_attention_mask", _mask_as_given),

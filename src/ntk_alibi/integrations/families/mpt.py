@@ -8,28 +8,29 @@ between real tokens counts, as in transformers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.tensor_parallel import PACKED
-from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.integrations.tokens import MISUSE, Tokens
 
 
-def _first_block(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Replace MptBlock.forward, which does not tell its layer whether the caller wants weights."""
-    if kwargs.get("output_attentions") and isinstance(kwargs["attention_mask"], Tokens):
-        kwargs["attention_mask"].weights = True
-    return type(block).forward(block, *args, **kwargs)
+class _NoBias(Tokens):
+    """What a layer without a patch gets in place of a bias: it raises with what this is."""
+
+    shape: Any = (1, 1, 1)
+
+    def size(self, *_: Any) -> NoReturn:
+        raise RuntimeError(MISUSE)
 
 
-def _no_tensor(*_: Any, **__: Any) -> None:
+def _no_tensor(*_: Any, **__: Any) -> Tokens:
     """Replace MptModel.build_mpt_alibi_tensor."""
+    return _NoBias()
 
 
 def _forward(
@@ -45,7 +46,7 @@ def _forward(
     packed = layer.Wqkv(hidden_states)
     if layer.clip_qkv:
         packed = packed.clamp(min=-layer.clip_qkv, max=layer.clip_qkv)
-    heads = packed.unflatten(2, (3, -1, layer.head_dim))  # of this rank
+    heads = packed.unflatten(2, (3, -1, layer.head_dim))
     query, key, value = heads.permute(2, 0, 3, 1, 4)
     context, weights = attend(
         query,
@@ -98,19 +99,10 @@ register(
         slopes=lambda model: ModelSlopes.for_mpt(
             model.num_heads, model.config.attn_config.alibi_bias_max
         ),
-        replacements=lambda model: [
-            (model, "build_mpt_alibi_tensor", _no_tensor),
-            (model.blocks[0], "forward", _first_block),
-        ],
+        replacements=lambda model: [(model, "build_mpt_alibi_tensor", _no_tensor)],
         check=_check,
-        output="out_proj",
         decoder=True,
+        masks_pairs=True,
         masks_hidden=True,
-        tensor_parallel=lambda _: {  # all heads' weights of queries, keys and values are packed
-            "transformer.blocks.*.attn.Wqkv": PACKED,
-            "transformer.blocks.*.attn.out_proj": "rowwise",
-            "transformer.blocks.*.ffn.up_proj": "colwise",
-            "transformer.blocks.*.ffn.down_proj": "rowwise",
-        },
     )
 )

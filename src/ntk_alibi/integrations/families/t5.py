@@ -12,12 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import nn
 
 from ntk_alibi.biases.t5 import T5
 from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.family import of_transformers, register
 from ntk_alibi.integrations.tables import Table
+from ntk_alibi.integrations.transformers_versions import transformers_version
 
 
 def _is_causal(model: Any) -> bool:
@@ -31,6 +33,11 @@ def _tables(model: Any, layers: list[Any]) -> list[Table]:
         last = layer.relative_attention_max_distance
         bias = partial(_bias, bidirectional=not _is_causal(model), max_distance=last)
         own = layer.has_relative_attention_bias
+        if not (own or tables):
+            raise ValueError(
+                "model must have its table of biases in its first layer, as transformers makes it, "
+                "got one whose first layer has none: its layers would attend without a bias"
+            )
         buckets = layer.relative_attention_num_buckets
         tables.append(Table(layer, buckets, bias) if own else tables[-1])
     return tables
@@ -79,8 +86,10 @@ def _attend(
     others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return output and weights of self-attention, or of attention to other states."""
-    named = ("q", "k", "v", "o") if hasattr(layer, "q") else ("query", "key", "value", "output")
-    products = [getattr(layer, name) for name in named]
+    if hasattr(layer, "q"):
+        products = layer.q, layer.k, layer.v, layer.o
+    else:
+        products = layer.query, layer.key, layer.value, layer.output
     cache, number, of_head = cache_of(others), attend.number, (-1, layer.key_value_proj_dim)
     query = products[0](hidden_states).unflatten(2, of_head).transpose(1, 2)
     crosses = other_states is not None
@@ -110,7 +119,7 @@ def _attend(
         cache=cache,
         scale=1.0,  # T5 scales nothing
         dropout=layer.dropout if layer.training else 0.0,
-        weights=bool(attend.model.config.output_attentions if option is None else option),
+        weights=bool(attend.patch.model.config.output_attentions if option is None else option),
     )
     output: torch.Tensor = products[3](context.transpose(1, 2).flatten(2))
     return output, weights
@@ -142,16 +151,10 @@ def _register(prefix: str, **others: Any) -> None:
         slopes=lambda model: of_model(model)[0].n_heads,
         causal=_is_causal,
         tables=lambda model: _tables(model, of_model(model)),
+        masks_pairs=True,
         **fields,
     )
     register(family)
-
-
-def _check_decoder(model: Any, _: Any) -> None:
-    if not _is_causal(model):
-        raise ValueError(
-            "model must be a decoder, got a Pix2Struct whose text_config.is_decoder is False"
-        )
 
 
 _register("T5")
@@ -160,14 +163,6 @@ _register(
     "UMT5",
     forward=_umt5_forward,
     parameters=("hidden_states", "encoder_hidden_states", CACHE, "attention_mask"),
+    makes_masks=lambda _: Version(transformers_version() or "0") < Version("5.15"),
 )
-_register("SwitchTransformers")
-_register("Pop2Piano")
-_register(
-    "Pix2StructText",
-    name="Pix2Struct",
-    model="Pix2StructTextModel",
-    layers=lambda model: [block.self_attention.attention for block in model.layer],
-    crossing=lambda model: [block.encoder_decoder_attention.attention for block in model.layer],
-    check=_check_decoder,
-)
+_register("SwitchTransformers", makes_masks=lambda stack: not _is_causal(stack))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ntk_alibi.integrations.passes.base import Pass
 
 
-def attend(
+def compute_output_and_weights(
     layer: Any,
     forward_pass: Pass,
     query: Any,
@@ -45,7 +45,7 @@ def attend(
     added = forward_pass.memo(bias, query.dtype, _added, forward_pass, bias, query)
     factors = forward_pass.factors(query)
     factors = None if factors is None else factors[..., None].float()
-    output, weights = attend_densely(query, key, value, added, factors, scale, dropout)
+    output, weights = softmax_attention(query, key, value, added, factors, scale, dropout)
     return output, F.pad(weights, (0, beyond)) if beyond else weights
 
 
@@ -55,7 +55,7 @@ def _added(forward_pass: Pass, bias: Any, like: torch.Tensor) -> torch.Tensor:
     return values.masked_fill(~seen, torch.finfo(values.dtype).min)
 
 
-def attend_densely(
+def softmax_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

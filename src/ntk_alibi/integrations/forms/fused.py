@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from ntk_alibi._torch_state import Way, is_recorded, way_of
-from ntk_alibi.fused.call import AttentionCall, core_rule
+from ntk_alibi.fused.call import AttentionCall
+from ntk_alibi.fused.core_problem import core_problems
 from ntk_alibi.fused.dropout import Dropout, checked_dropout
-from ntk_alibi.fused.forward import forward
+from ntk_alibi.fused.forward import compute_in_core, rounded_logsumexp, run_core
 from ntk_alibi.fused.gradients import ForwardResults, compute_gradients
 from ntk_alibi.fused.merge import merge, merge_checked
-from ntk_alibi.fused.prepared import attend_prepared, prepared_in_core
+from ntk_alibi.fused.prepared import compute_prepared
 from ntk_alibi.fused.tensors.merging import part_gradients
 from ntk_alibi.integrations.caches import ReadAsHeld
-from ntk_alibi.integrations.passes.base import Part, Pass
+from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.masks import ALL, Cut
 
-#: A function of query, key, value and `norms`, which returns the output first, and whether norms
-#: are of use.
-Prepared = tuple[Callable[..., tuple[Any, Any]], bool]
+
+class PreparedPart(NamedTuple):
+    """What attends to some columns of the keys.
+
+    Attributes:
+        keys: the columns.
+        compute: a function of query, key and value, and by name of norms, dropout and log, which
+            returns the output, and the logsumexp with log.
+        keeps_norms: whether norms of a cache are of use.
+    """
+
+    keys: slice
+    compute: Callable[..., tuple[Any, Any]]
+    keeps_norms: bool
 
 
-def attend(
+def compute_output(
     layer: Any,
     forward_pass: Pass,
     query: Any,
@@ -51,27 +63,31 @@ def attend(
         seed: the seed of dropout, or None to draw one.
         rows: the rows of the layer's table, or None to read them.
     """
-    way, prepared, bias, norms = way_of(query, key, value), None, None, None
-    if way is Way.CORE and not (dropout or torch.is_grad_enabled()):
-        prepared = forward_pass.prepared.get((layer.shares, scale))
-    if prepared is None:
+    way, parts, bias, norms = way_of(query, key, value), None, None, None
+    if way is Way.CORE and not torch.is_grad_enabled():
+        parts = forward_pass.prepared.get((layer.shares, scale))
+    if parts is None:
         bias = forward_pass.bias_of(layer.number, layer.table, rows)
         way = way_of(query, key, value, bias=bias)
     append = None
     if way is Way.CORE and isinstance(cache, ReadAsHeld):
         append, norms = cache.append, cache.norms
     key, value, _ = layer.with_cached(forward_pass, key, value, cache, append)
-    if prepared is None:
+    if parts is None:
         if cache is not None and way is Way.CORE and is_recorded(key, value):
             way = Way.OPERATOR  # the keys before these are trained: a prefix, for instance
-        dropped = _dropout(forward_pass, query, dropout, seed) if dropout else None
-        prepared = _prepare(layer, forward_pass, bias, query, scale, dropped, way)
-    attend_now, keeps_norms = prepared
-    kept = norms(layer.number) if keeps_norms and norms is not None else None
-    return attend_now(query, key, value, norms=kept)[0], None
+        parts = _prepare(layer, forward_pass, bias, query, scale, way)
+    kept = None
+    if norms is not None and any(part.keeps_norms for part in parts):
+        kept = norms(layer.number)
+    columns = forward_pass.problem.shape[3]
+    dropped = checked_dropout(dropout, seed, query, columns) if dropout else None
+    if dropped is None and len(parts) == 1:
+        return parts[0].compute(query, key, value, norms=kept)[0], None
+    return _compute_parts(parts, dropped, query, key, value, kept), None
 
 
-def gradients(
+def compute_gradients_of_layer(
     layer: Any,
     forward_pass: Pass,
     query: torch.Tensor,
@@ -88,17 +104,16 @@ def gradients(
     The weights are computed again: the forward pass keeps nothing but its inputs.
     """
     parts = forward_pass.parts(forward_pass.bias_of(layer.number, layer.table, rows), None)
-    factors, tolerance = forward_pass.factors(None), 0.0
-    dropped, learns = _dropout(forward_pass, query, dropout, seed), rows is not None
+    factors, learns = forward_pass.factors(None), rows is not None
+    dropped = checked_dropout(dropout, seed, query, forward_pass.problem.shape[3])
     calls = [
         AttentionCall(
             query, key[:, :, part.keys], value[:, :, part.keys], part.bias, part.problem, Way.CORE,
-            core_rule(part.problem.mask, scale, tolerance), scale, tolerance, factors=factors,
-            dropout=dropped and dropped.cut(Cut(keys=part.keys)),
+            scale, 0.0, factors=factors, dropout=dropped and dropped.cut(Cut(keys=part.keys)),
         )
         for part in parts
     ]  # fmt: skip
-    results = [forward(call)[:2] for call in calls]
+    results = [compute_in_core(call)[:2] for call in calls]
     if len(calls) == 1:
         known = ForwardResults(*results[0], gradient)
         of = compute_gradients(calls[0], known, bias_gradient=learns)
@@ -116,68 +131,52 @@ def gradients(
     return sum(one.query for one in found), of_keys, of_values, table
 
 
-def _dropout(forward_pass: Pass, query: Any, dropout: float, seed: int | None) -> Dropout | None:
-    """Return the dropout of the heads of this rank, or None."""
-    dropped = checked_dropout(dropout, seed, query, forward_pass.problem.shape[3])
-    heads = forward_pass.heads
-    return dropped if dropped is None or heads is None else dropped.cut(Cut(heads=heads))
-
-
 def _prepare(
-    layer: Any,
-    forward_pass: Pass,
-    bias: Any,
-    query: Any,
-    scale: float,
-    dropped: Dropout | None,
-    way: Way,
-) -> Prepared:
-    """Return what attends in a layer.
+    layer: Any, forward_pass: Pass, bias: Any, query: Any, scale: float, way: Way
+) -> list[PreparedPart]:
+    """Return what attends in a layer to each part of the keys.
 
     Layers with the same bias share it where torch records nothing.
     """
-    like = None if way is Way.CORE else query
+    in_core = way is Way.CORE
+    like = None if in_core else query
     factors = forward_pass.factors(like)
-    parts = forward_pass.parts(bias, like)
-    keeps_norms = way is Way.CORE and parts[0].keeps_norms
-    if way is not Way.CORE or dropped is not None or len(parts) > 1:
-        keeps_norms = way is Way.CORE and any(part.keeps_norms for part in parts)
-        return partial(_attend_to_parts, parts, scale, factors, dropped, way), keeps_norms
-    prepared = prepared_in_core(parts[0].bias, parts[0].problem, scale, factors), keeps_norms
-    if forward_pass.biases_shared and not torch.is_grad_enabled():
-        forward_pass.prepared[layer.shares, scale] = prepared
-    return prepared
+    parts = []
+    for part in forward_pass.parts(bias, like):
+        shared = part.bias, part.problem, scale
+        if in_core:
+            compute = partial(run_core, core_problems(*shared, 0.0, factors))
+        else:
+            compute = partial(compute_prepared, *shared, factors, way)
+        parts.append(PreparedPart(part.keys, compute, in_core and part.keeps_norms))
+    if in_core and forward_pass.biases_shared and not torch.is_grad_enabled():
+        forward_pass.prepared[layer.shares, scale] = parts
+    return parts
 
 
-def _attend_to_parts(
-    parts: list[Part],
-    scale: float,
-    factors: Any,
+def _compute_parts(
+    parts: list[PreparedPart],
     dropped: Dropout | None,
-    way: Way,
     query: torch.Tensor,
     key: Any,
     value: Any,
-    *,
-    norms: Any = None,
-) -> tuple[torch.Tensor, Any]:
-    """Return output and logsumexp (or None) of `ntk_alibi.attention` to all parts together."""
+    norms: Any,
+) -> torch.Tensor:
+    """Return the output of attention to all parts together."""
     results = []
-    for part in parts:
-        keys, whole = part.keys, part.keys == ALL
-        results.append(
-            attend_prepared(
-                query,
-                key if whole else key[:, :, keys],
-                value if whole else value[:, :, keys],
-                part.bias,
-                part.problem,
-                scale,
-                factors,
-                way=way,
-                norms=norms if part.keeps_norms else None,
-                dropout=dropped and dropped.cut(Cut(keys=keys)),
-                log=len(parts) > 1,
-            )
+    for keys, compute, keeps_norms in parts:
+        whole = keys == ALL
+        output, logsumexp = compute(
+            query,
+            key if whole else key[:, :, keys],
+            value if whole else value[:, :, keys],
+            norms=norms if keeps_norms else None,
+            dropout=dropped and dropped.cut(Cut(keys=keys)),
+            log=len(parts) > 1,
         )
-    return results[0] if len(results) == 1 else merge(*zip(*results, strict=True))
+        results.append((output, logsumexp))
+    if len(results) == 1:
+        return cast(torch.Tensor, results[0][0])
+    outputs, logsumexps = zip(*results, strict=True)
+    output, _ = merge(outputs, [rounded_logsumexp(x, query) for x in logsumexps])
+    return cast(torch.Tensor, output)

@@ -17,8 +17,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.caches import Bounded
-from ntk_alibi.integrations.family import mesh_of
-from ntk_alibi.integrations.forms.eager import attend_densely
+from ntk_alibi.integrations.forms.eager import softmax_attention
 from ntk_alibi.integrations.passes.mask_values import HIDES
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.scaling import KneeShape, at_layer, split_knee
@@ -116,13 +115,8 @@ class TraceableAttend(Attend):
         name, scale = type(layer).__name__, query.shape[3] ** -0.5 if scale is None else scale
         if isinstance(cache, Bounded):
             raise ValueError(
-                f"{CACHE} must not be a WindowCache with attention='traceable', which has no "
-                "window: use attention='fused', or another cache"
-            )
-        if mesh_of(getattr(layer, self.family.output)) is not None:
-            raise ValueError(
-                "attention must be 'fused' under tensor parallelism, got 'traceable' with a "
-                f"divided {name}"
+                f"{CACHE} must hold all tokens with attention='traceable', which has no window, "
+                f"got a {type(cache).__name__}: use attention='fused', or another cache"
             )
         layer_bias: LayerBias = getattr(layer, BIAS)
         self.check_heads()
@@ -140,4 +134,4 @@ class TraceableAttend(Attend):
         bias, factors = layer_bias(seen)
         bias = bias if boolean else bias + mask
         bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
-        return attend_densely(query, key, value, bias, factors, scale, dropout)
+        return softmax_attention(query, key, value, bias, factors, scale, dropout)

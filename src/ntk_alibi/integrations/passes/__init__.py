@@ -1,24 +1,22 @@
-"""The kinds of passes: packed rows, cross-attention, a bounded cache, masks of pairs, plain rows.
+"""The kinds of passes: cross-attention, a bounded cache, masks of pairs, plain rows.
 
-Each module has `begin(given)`, which returns its `Pass`.
+Each module has `begin(inputs)`, which returns its `Pass`.
 """
 
 from __future__ import annotations
 
 from ntk_alibi.integrations.caches import Bounded
-from ntk_alibi.integrations.passes import crossing, packed, pairs, rows, window
+from ntk_alibi.integrations.passes import crossing, pairs, rows, window
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.inputs import PassInputs
 
 
-def begin(given: Given) -> Pass:
+def begin(inputs: PassInputs) -> Pass:
     """Return the pass of what a layer got."""
-    if given.segments is not None:
-        return packed.begin(given)
-    if given.attend.crosses:
-        return crossing.begin(given)
-    if isinstance(given.cache, Bounded):
-        return window.begin(given)
-    if getattr(given.mask, "ndim", 2) == 4 and given.masks_pairs:
-        return pairs.begin(given)
-    return rows.begin(given)
+    if inputs.attend.crosses:
+        return crossing.begin(inputs)
+    if isinstance(inputs.cache, Bounded):
+        return window.begin(inputs)
+    if getattr(inputs.mask, "ndim", 2) == 4 and inputs.masks_pairs:
+        return pairs.begin(inputs)
+    return rows.begin(inputs)

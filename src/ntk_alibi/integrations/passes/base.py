@@ -20,7 +20,7 @@ from ntk_alibi.biases.alibi import ModelALiBi, ModelSides
 from ntk_alibi.biases.base import BiasObject, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.integrations import own_bias
-from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.inputs import PassInputs
 from ntk_alibi.integrations.passes.sinks import ranges_of
 from ntk_alibi.masks import ALL, EVERYTHING, Cut, Problem
 
@@ -51,19 +51,16 @@ class Pass:
         problem: the tokens of the pass. Sinks of its mask are StreamingLLM's: evicted positions
             between them and the window do not count.
         settings: the choices of the patch.
-        heads: the heads that this rank of tensor parallelism computes, or None for all.
-        cache: a cache in place of the layers' own, or None.
         biases_shared: whether all layers whose tables are the same have the same bias.
         ahead: the sides of slopes where a query may see keys ahead of it.
     """
 
-    cache: Any = None
     ahead: ModelSides = "symmetric"
 
-    def __init__(self, given: Given, real: torch.Tensor, problem: Problem) -> None:
+    def __init__(self, inputs: PassInputs, real: torch.Tensor, problem: Problem) -> None:
         self.real, self.problem = real, problem
-        self.settings, self.heads = given.settings, given.heads
-        self.rule, self._own = given.attend.rule, given.own
+        self.settings = inputs.settings
+        self.rule, self._own = inputs.attend.patch.rule, inputs.own
         scaled = getattr(self.settings.scaling, "layers", None)
         self.biases_shared: bool = None in self._own if self._own else scaled is None
         #: What layers with the same table attend with in the core, where torch records nothing.
@@ -116,19 +113,17 @@ class Pass:
         return cast(Made, self._kept[place][0])
 
     def factors(self, like: Any) -> Any:
-        """Return factors of the scores of this rank's heads as `LogN.factors` does, or None."""
+        """Return factors of the scores as `LogN.factors` does, or None."""
         log_n = self.settings.log_n
         if log_n is None:
             return None
-        factors: Any = self.memo(None, _kind(like), log_n.factors, self.problem, like)
-        whole = factors is None or self.heads is None or factors.shape[1] == 1
-        return factors if whole else factors[:, self.heads]
+        return self.memo(None, _kind(like), log_n.factors, self.problem, like)
 
     def parts(self, bias: BiasObject, like: Any) -> list[Part]:
         """Return the problem with a bias, in two parts if sinks are closer than their columns.
 
         Args:
-            bias: the bias of all heads of the model.
+            bias: a bias.
             like: None for NumPy arrays, or a tensor of the call, as for `kernel_bias`.
         """
         if like is not None:
@@ -139,20 +134,17 @@ class Pass:
         return cast("list[Part]", self._kept[place][0])
 
     def _parts(self, bias: BiasObject, like: Any) -> list[Part]:
-        problem, log_n, heads = self.problem, self.settings.log_n, self.heads
+        problem, log_n = self.problem, self.settings.log_n
         kernel = (_on_device if like is not None else to_kernel_bias)(bias, problem, like)
         if kernel.exempt > problem.mask.sink > 0:
             raise ValueError(
                 f"sink must be 0 or at least {kernel.exempt} with a bias whose first tokens have "
                 f"no slope, got {problem.mask.sink} with {_checks.briefly(bias)}"
             )
-        if heads is not None:
-            kernel = kernel.cut(Cut(heads=heads), problem.shape)
-            problem = problem.cut(Cut(heads=heads))
         if log_n is not None and log_n.biased:
             kernel = kernel.times(self.factors(like))
         if like is None and kernel.core is None:
-            kernel = kernel._replace(core=kernel.in_core(problem.shape))
+            kernel = kernel._replace(core=kernel.in_core())
         parts = []
         for keys, part in ranges_of(problem):
             of_part = kernel if keys == ALL else kernel.cut(Cut(keys=keys), problem.shape)
@@ -176,8 +168,7 @@ class Pass:
         if len(seen) == 2:  # no key is in both parts
             values, seen = [values[0] + values[1]], [seen[0] | seen[1]]
         problem = self.problem
-        said = problem.segment_ids is not None or problem.visible is not None
-        if said or not problem.mask.causal:
+        if problem.visible is not None or not problem.mask.causal:
             return values[0], seen[0]
         at = torch.arange(columns, device=like.device)  # padded queries see nothing ahead, too
         return values[0], seen[0] & EVERYTHING.visible(at[columns - queries :], at)

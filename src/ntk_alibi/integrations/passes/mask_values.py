@@ -14,6 +14,9 @@ from ntk_alibi.masks import checked_attention_mask
 #: Values that a mask adds to scores hide a key below this one: float32 weights are then 0.
 HIDES = -1e3
 
+#: The arguments of a model that are masks.
+MASKS = "attention_mask", "encoder_attention_mask"
+
 #: The types of arguments that need no further check.
 PLAIN = torch.Tensor, type(None)
 
@@ -60,16 +63,17 @@ def check_shape(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity:
     )
 
 
-def check_inputs(given: Mapping[str, Any]) -> None:
-    """Check the tokens and the mask of a patched model; masks on devices are not read."""
-    for name in ("input_ids", "inputs_embeds", "attention_mask"):
-        if type(given.get(name)) not in PLAIN:
-            check_tensor(name, given[name])
-    mask = given.get("attention_mask")
-    if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not has_values(mask):
-        return
-    if mask.is_cpu and not bool(((mask == 0) | (mask == 1)).all()):
-        checked_attention_mask(mask)  # its error names what it must be
+def check_inputs(arguments: Mapping[str, Any]) -> None:
+    """Check the tokens and the masks of a patched model; masks on devices are not read."""
+    for name in ("input_ids", "inputs_embeds", *MASKS):
+        if type(arguments.get(name)) not in PLAIN:
+            check_tensor(name, arguments[name])
+    for name in MASKS:
+        mask = arguments.get(name)
+        if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not has_values(mask):
+            continue
+        if mask.is_cpu and not bool(((mask == 0) | (mask == 1)).all()):
+            checked_attention_mask(mask, name)  # its error names what it must be
 
 
 def check_tensor(name: str, value: Any) -> None:

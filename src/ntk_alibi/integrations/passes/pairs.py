@@ -1,8 +1,7 @@
 """Passes with a mask of four dimensions, (batch, heads, queries, keys), that the caller gave.
 
-Such a mask alone says what a query sees: it may show keys ahead. Positions are columns, or
-position_ids for the families whose positions they are. Keys that no query sees are padding, as in a
-mask of two dimensions.
+Such a mask alone says what a query sees: it may show keys ahead. Keys that no query sees are
+padding, as in a mask of two dimensions.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from torch.nn import functional as F
 
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.inputs import PassInputs
 from ntk_alibi.integrations.passes.mask_values import check_shape, shown
 from ntk_alibi.masks import BlockMask, Mask, Problem
 
 
-def begin(given: Given) -> Pass:
+def begin(inputs: PassInputs) -> Pass:
     """Return the pass of tokens whose mask alone says which keys each query sees."""
-    batch, queries, keys = given.sizes
-    end, places, holes = given.past + keys, given.count_places(), given.attend.rule.counts_holes
-    shape = batch, given.attend.rule.heads, queries, end
-    read = read_pairs(given.mask, given.name, shape, places)
-    positions = None if holes else given.positions
-    problem = problem_of_pairs(read, shape, given.limits(end), positions, counts_holes=holes)
-    forward_pass = Pass(given, F.pad(read.real_keys(batch), (0, places - end)), problem)
-    if given.attend.causal:  # a decoder's bias goes on by the same slope
+    batch, queries, keys = inputs.sizes
+    end, places = inputs.past + keys, inputs.count_places()
+    shape = batch, inputs.attend.patch.rule.heads, queries, end
+    read = read_pairs(inputs.mask, inputs.name, shape, places)
+    holes = inputs.attend.patch.rule.counts_holes
+    problem = problem_of_pairs(read, shape, inputs.limits(end), counts_holes=holes)
+    forward_pass = Pass(inputs, F.pad(read.real_keys(batch), (0, places - end)), problem)
+    if inputs.attend.causal:  # a decoder's bias goes on by the same slope
         forward_pass.ahead = "falling"
     return forward_pass
 
@@ -77,12 +76,7 @@ def read_pairs(mask: torch.Tensor, name: str, sizes: tuple[int, ...], capacity: 
 
 
 def problem_of_pairs(
-    read: PairMask,
-    shape: tuple[int, ...],
-    limits: Mask,
-    positions: torch.Tensor | None = None,
-    *,
-    counts_holes: bool = True,
+    read: PairMask, shape: tuple[int, ...], limits: Mask, *, counts_holes: bool = True
 ) -> Problem:
     """Return the problem of a pass with a mask.
 
@@ -90,24 +84,16 @@ def problem_of_pairs(
         read: the mask.
         shape: batch, heads, queries and keys.
         limits: the window of the patch; sinks, and whether queries see keys behind alone.
-        positions: of the queries, (1 or batch, queries), which are the last keys, or None for
-            columns.
         counts_holes: whether columns of keys that no query sees count between others.
     """
     batch, _, queries, keys = shape
-    real = None if read.real is None else read.real.expand(batch, keys)
-    at_keys = None
-    if real is not None or positions is not None:
-        columns = torch.arange(keys, device=read.visible.mask.device)[None]
-        if real is not None:  # a key that no query sees is padding
-            first = real.int().argmax(dim=1, keepdim=True)
-            columns = columns - first if counts_holes else real.cumsum(dim=1) - 1
-            columns = columns.clamp(min=0)
-        new = columns[:, keys - queries :] if positions is None else positions
-        before = columns[:, : keys - queries]
-        rows = max(len(before), len(new))
-        positions = new.expand(rows, -1)
-        at_keys = torch.cat([before.expand(rows, -1), positions], dim=1)
+    real, positions, at_keys = None, None, None
+    if read.real is not None:  # a key that no query sees is padding
+        real = read.real.expand(batch, keys)
+        columns = torch.arange(keys, device=real.device)
+        first = real.int().argmax(dim=1, keepdim=True)
+        at_keys = (columns - first if counts_holes else real.cumsum(dim=1) - 1).clamp(min=0)
+        positions = at_keys[:, keys - queries :]
     like = read.visible.mask
     problem = Problem.checked(shape, limits, real, positions, at_keys, like=like)
     if limits.causal and _sees_ahead(problem, like):

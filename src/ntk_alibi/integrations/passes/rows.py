@@ -11,41 +11,47 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import has_values, is_tracing
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.inputs import PassInputs
 from ntk_alibi.integrations.passes.mask_values import check_shape, shown
 from ntk_alibi.masks import EVERYTHING, Mask, Problem
 
 
-def begin(given: Given) -> Pass:
+def begin(inputs: PassInputs) -> Pass:
     """Return the pass of rows whose mask, if any, says which keys are real."""
-    (_, queries, keys), mask, places = given.sizes, given.mask, given.count_places()
-    end = given.past + keys
-    if given.attend.table is not None and given.cache is not None and getattr(mask, "ndim", 0) == 2:
+    (_, queries, keys), mask, places = inputs.sizes, inputs.mask, inputs.count_places()
+    end = inputs.past + keys
+    if (
+        inputs.attend.table is not None
+        and inputs.cache is not None
+        and getattr(mask, "ndim", 0) == 2
+    ):
         # To transformers the tokens that a decoder's mask does not reach are hidden.
         mask = F.pad(mask, (0, max(end - mask.shape[1], 0)))
-    real = real_keys(given, mask, end, places)
+    real = real_keys(inputs, mask, end, places)
     at, unpadded = slice(end - queries, end), mask is None and places == end
-    problem = problem_of(real[:, :end], at, given.attend.rule, given.limits(end), unpadded=unpadded)
+    problem = problem_of(
+        real[:, :end], at, inputs.attend.patch.rule, inputs.limits(end), unpadded=unpadded
+    )
     if places > real.shape[1]:
         real = F.pad(real, (0, places - real.shape[1]))
-    return Pass(given, real, problem)
+    return Pass(inputs, real, problem)
 
 
-def real_keys(given: Given, mask: Any, keys: int, places: int = 0) -> torch.Tensor:
+def real_keys(inputs: PassInputs, mask: Any, keys: int, places: int = 0) -> torch.Tensor:
     """Return a mask of padding as (batch, keys), True if real.
 
     Args:
-        given: what the layer got.
+        inputs: what the layer got.
         mask: None, a mask (batch, keys) that is not 0 for real keys, or one of keys alone in four
             dimensions, (1 or batch, 1, 1, keys), boolean or of values to add to scores.
         keys: the number of keys that the last query may see.
         places: the number of keys that a static cache has room for; a mask may have columns for
             those behind the last query, too.
     """
-    batch, device = given.sizes[0], given.device
+    batch, device = inputs.sizes[0], inputs.device
     if mask is None:
         return torch.ones((batch, keys), dtype=torch.bool, device=device)
-    name, shape = given.name, tuple(mask.shape)
+    name, shape = inputs.name, tuple(mask.shape)
     _checks.check_plain(name, mask)
     if len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, 1, keys):
         return shown(mask, name)[:, 0, 0].to(device).expand(batch, keys)

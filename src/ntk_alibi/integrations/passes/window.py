@@ -8,7 +8,7 @@ import torch
 
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.given import Given
+from ntk_alibi.integrations.passes.inputs import PassInputs
 from ntk_alibi.integrations.passes.rows import problem_of, real_keys
 from ntk_alibi.masks import Mask
 
@@ -17,21 +17,21 @@ BEGAN_WITH_PADDING = (
 )
 
 
-def begin(given: Given) -> Pass:
+def begin(inputs: PassInputs) -> Pass:
     """Return the pass of rows with a bounded cache."""
-    if given.masks_pairs:
+    if inputs.masks_pairs:
         raise ValueError(
             "attention_mask must have shape (batch, keys) with a WindowCache, got "
-            f"{tuple(given.mask.shape)}"
+            f"{tuple(inputs.mask.shape)}"
         )
-    _check_window(given.cache, given.settings.mask)
-    real, skipped = _held(given, given.cache)
-    queries, held = given.sizes[1], real.shape[1]
-    limits = given.limits(given.past + queries)
+    _check_window(inputs.cache, inputs.settings.mask)
+    real, skipped = _held(inputs, inputs.cache)
+    queries, held = inputs.sizes[1], real.shape[1]
+    limits = inputs.limits(inputs.past + queries)
     if queries == 1:  # which sees all keys that are held
-        limits = Mask(causal=given.attend.causal)
-    at, rule, unpadded = slice(held - queries, held), given.attend.rule, given.mask is None
-    return Pass(given, real, problem_of(real, at, rule, limits, skipped, unpadded=unpadded))
+        limits = Mask(causal=inputs.attend.causal)
+    at, rule, unpadded = slice(held - queries, held), inputs.attend.patch.rule, inputs.mask is None
+    return Pass(inputs, real, problem_of(real, at, rule, limits, skipped, unpadded=unpadded))
 
 
 def _check_window(cache: Any, rule: Mask) -> None:
@@ -44,23 +44,28 @@ def _check_window(cache: Any, rule: Mask) -> None:
         )
 
 
-def _held(given: Given, cache: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _held(inputs: PassInputs, cache: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the mask of the keys that the cache will return, and rows' evicted tokens.
 
     A single query sees all of these keys, at their distances in the cache; each of several queries
     sees only some of them.
     """
-    (batch, queries, _), past, device, shared = given.sizes, given.past, given.device, cache.shared
+    (batch, queries, _), past, device, shared = (
+        inputs.sizes,
+        inputs.past,
+        inputs.device,
+        cache.shared,
+    )
     total = past + queries
     cache.expect(queries)
     keys = cache.get_mask_sizes(queries, 0)[0]
-    if given.mask is None:
+    if inputs.mask is None:
         if past and shared.padding is not None:
             raise ValueError(BEGAN_WITH_PADDING)
         shared.padding, evicted = None, total - keys
         real = torch.ones((batch, keys), dtype=torch.bool, device=device)
         return real, torch.full((batch,), evicted, device=device) if evicted > 0 else None
-    mask = real_keys(given, given.mask, total)
+    mask = real_keys(inputs, inputs.mask, total)
     counts = mask.sum(dim=1)
     last_columns = torch.arange(total, device=device) >= total - counts[:, None]
     if rows_with_holes := (mask != last_columns).any(dim=1).nonzero().flatten().tolist():

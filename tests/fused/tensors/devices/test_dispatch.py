@@ -11,7 +11,7 @@ import torch
 import ntk_alibi as na
 from device_calls import device_call
 from ntk_alibi.fused.tensors.devices import flex
-from ntk_alibi.fused.tensors.devices.dispatch import KERNELS, attention_on_device, kernel_for
+from ntk_alibi.fused.tensors.devices.dispatch import KERNELS, compute_on_device, kernel_for
 from ntk_alibi.fused.tensors.devices.flash import FlashAttention
 from ntk_alibi.fused.tensors.devices.flex import FlexAttention
 
@@ -35,9 +35,9 @@ def test_the_first_kernel_that_supports_a_call_is_chosen() -> None:
 def test_autocast_rounds_inputs_and_nothing_else() -> None:
     """Products of float32 values within a kernel would have 8 bits."""
     call = device_call(*tensors(1, 4, 300, 32), na.ALiBi(4))
-    expected = attention_on_device(call, log=True)
+    expected = compute_on_device(call, log=True)
     with torch.autocast("cpu", torch.bfloat16):
-        results = attention_on_device(call, log=True)
+        results = compute_on_device(call, log=True)
     for mine, theirs in zip(results, expected, strict=True):
         assert mine is not None
         assert torch.equal(mine, theirs)

@@ -49,7 +49,7 @@ def test_calls_equal_those_of_the_core(
     q, k, v = tensors(*lengths, dtype)
     call = device_call(q, k, v, bias, window=window, scale=0.2)
     assert KERNEL.find_obstacle(call, log=False) is None
-    output, logsumexp = KERNEL.attend(call, log=False)
+    output, logsumexp = KERNEL.compute(call, log=False)
     exact = na.attention(q.double(), k.double(), v.double(), bias, window=window, scale=0.2)
     assert logsumexp is None
     assert output.shape == q.shape
@@ -62,12 +62,12 @@ def test_calls_equal_those_of_the_core(
 def test_the_arguments() -> None:
     q, k, v = tensors()
     for bias, shape in ((na.ALiBi(8), (8,)), (na.ALiBi(8, slopes=torch.rand(2, 8)), (2, 8))):
-        KERNEL.attend(device_call(q, k, v, bias), log=False)
+        KERNEL.compute(device_call(q, k, v, bias), log=False)
         arguments = FLASH_CALLS[-1]
         assert arguments["alibi_slopes"].shape == shape
         assert arguments["causal"] is True
         assert arguments["window_size"] == (-1, -1)
-    KERNEL.attend(device_call(q, k, v, window=5), log=False)
+    KERNEL.compute(device_call(q, k, v, window=5), log=False)
     assert FLASH_CALLS[-1]["window_size"] == (4, 0)
     assert FLASH_CALLS[-1]["alibi_slopes"] is None
 

@@ -1,4 +1,4 @@
-"""Kernels on a GPU against float64 on the CPU; docs/gpu.md has what ran where."""
+"""Kernels on a GPU against float64 on the CPU; benchmarks/results/gpu.md has what ran where."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_flex_attention(name: str, batch: int, queries: int, dtype: torch.dtype,
     def attend(*x: torch.Tensor) -> torch.Tensor:
         call = device_call(*x, bias)
         assert FlexAttention().find_obstacle(call, log=False) is None
-        return FlexAttention().attend(call, log=False)[0]
+        return FlexAttention().compute(call, log=False)[0]
 
     sources = random_inputs(cuda, queries, 513, 513, dtype=dtype, batch=batch)
     check(sources, attend, bias)
@@ -142,7 +142,7 @@ def test_flash_attention(queries: int, window: int | None, dtype: torch.dtype, c
     def attend(*x: torch.Tensor) -> torch.Tensor:
         call = device_call(*x, bias, window=window)
         assert FlashAttention().find_obstacle(call, log=False) is None
-        return FlashAttention().attend(call, log=False)[0]
+        return FlashAttention().compute(call, log=False)[0]
 
     check(random_inputs(cuda, queries, 513, 513, dtype=dtype), attend, bias, window=window)
 

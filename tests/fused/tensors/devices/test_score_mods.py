@@ -13,7 +13,7 @@ import ntk_alibi as na
 from conformance import WAYS, Expectation, loss, tensors
 from conformance_cases import CASES
 from device_calls import by_pairs, device_call
-from ntk_alibi.fused.parts import attend_in_parts
+from ntk_alibi.fused.parts import compute_in_parts
 from ntk_alibi.fused.tensors.devices.flex import BLOCK, visible_blocks
 from ntk_alibi.fused.tensors.devices.score_mods import capture_tensors, mask_mod
 
@@ -32,7 +32,7 @@ def attended(name: str, way: str, *, padded: bool) -> tuple[Expectation, Any, li
         pytest.skip("refused by every kernel")
     sources = tensors(case, kind, grad=True)
     call = device_call(*sources[:3], case.make(*sources[3:]), **kind.given(tensors=True))
-    *results, _ = attend_in_parts(call, lambda part: (*by_pairs(part, padded=padded), None))
+    *results, _ = compute_in_parts(call, lambda part: (*by_pairs(part, padded=padded), None))
     return Expectation(case, kind), results, sources
 
 
@@ -53,9 +53,8 @@ def test_gradients_of_every_bias(name: str) -> None:
     expectation.check_gradients(gradients)
 
 
-MASKS = st.fixed_dictionaries(
-    {"causal": st.booleans()},
-    optional={"window": st.integers(1, 400), "sink": st.integers(0, 300)},
+MASKS = st.fixed_dictionaries({"causal": st.booleans()}) | st.fixed_dictionaries(
+    {"causal": st.booleans(), "window": st.integers(1, 400)}, optional={"sink": st.integers(0, 300)}
 )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ntk_alibi._torch_state import without_autocast
 from ntk_alibi.fused.call import AttentionCall
-from ntk_alibi.fused.tensors.chunks import attention_by_chunks
+from ntk_alibi.fused.tensors.chunks import compute_by_chunks
 from ntk_alibi.fused.tensors.devices.flash import FlashAttention
 from ntk_alibi.fused.tensors.devices.flex import FlexAttention
 
@@ -25,7 +25,9 @@ class DeviceKernel(Protocol):
         """
         ...
 
-    def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def compute(
+        self, call: AttentionCall, *, log: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute a call that the kernel supports: the output and, if log, the logsumexp."""
         ...
 
@@ -38,9 +40,9 @@ class ChunksOfQueries:
         del call, log
         return None
 
-    def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the output and, if log, the logsumexp."""
-        return attention_by_chunks(call, log=log)
+        return compute_by_chunks(call, log=log)
 
 
 #: The kernels, the fastest first; the last one supports every call.
@@ -51,7 +53,7 @@ KERNELS: tuple[DeviceKernel, ...] = (
 )
 
 
-def attention_on_device(
+def compute_on_device(
     call: AttentionCall, *, log: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute a call without rotation by the first kernel that supports it.
@@ -60,7 +62,7 @@ def attention_on_device(
     rounded to it.
     """
     with without_autocast(call.query.device.type):
-        return kernel_for(call, log=log).attend(call, log=log)
+        return kernel_for(call, log=log).compute(call, log=log)
 
 
 def kernel_for(call: AttentionCall, *, log: bool) -> DeviceKernel:

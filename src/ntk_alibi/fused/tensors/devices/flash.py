@@ -63,7 +63,7 @@ class FlashAttention:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, None]:
+    def compute(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, None]:
         """Compute the output; there is no logsumexp."""
         del log
         function: Any = _find_function(self.module)

@@ -68,7 +68,9 @@ class FlexAttention:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def attend(self, call: AttentionCall, *, log: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def compute(
+        self, call: AttentionCall, *, log: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the output and, if log, the logsumexp."""
         backward = _needs_gradients(call)
         queries = call.problem.shape[2]
@@ -79,8 +81,8 @@ class FlexAttention:
         captured = capture_tensors(call, query.shape[2], key.shape[2])
         # While torch traces, the function is compiled with its surroundings.
         traced = is_tracing()
-        attend = make_function(variant) if traced else _compiled(variant, query.device.type)
-        output, logsumexp = attend(query, key, value, captured)
+        compute = make_function(variant) if traced else _compiled(variant, query.device.type)
+        output, logsumexp = compute(query, key, value, captured)
         logsumexp = None if logsumexp is None else logsumexp[:, :, :queries].double()
         return output[:, :, :queries], logsumexp
 
@@ -110,8 +112,8 @@ def _compiled(variant: Variant, device: str) -> Callable[..., Any]:
     limited = torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)(compiled)
     # Equal lengths would share a symbol, with which torch 2.11 cannot compile the masks of blocks.
     shapes: Any = torch.fx.experimental._config
-    attend: Callable[..., Any] = shapes.patch(use_duck_shape=False)(limited)
-    return attend
+    compute: Callable[..., Any] = shapes.patch(use_duck_shape=False)(limited)
+    return compute
 
 
 def _needs_gradients(call: AttentionCall) -> bool:

@@ -1,1 +1,0 @@
-"""Benchmark of attention over several processes: bytes, balance, memory, and links."""

@@ -1,0 +1,94 @@
+"""The entry of a patch in a model's configuration, `config.ntk_alibi`, which is saved with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from ntk_alibi.integrations.settings import Settings
+from ntk_alibi.methods import ENTRY, ORIGINAL, method_name, parse_method
+
+#: Configurations that a patch changed, each with the entry it had before, or nothing.
+Written = list[tuple[Any, tuple[Any, ...]]]
+
+
+def entry_of(settings: Settings, given: Any, train_length: int | None) -> dict[str, Any] | None:
+    """Return the entry for the settings of a patch, without defaults; None if JSON has no words.
+
+    Args:
+        settings: the settings.
+        given: the method that `patch` got, whose name is kept.
+        train_length: the training length that a method by name gets from the configuration.
+    """
+    method: Any = given if isinstance(given, str) else method_name(settings.scaling)
+    if settings.bias is not None:
+        return None
+    if not isinstance(given, str) and not _names_scaling(method, settings.scaling, train_length):
+        if not callable(getattr(settings.scaling, "to_config", None)):
+            return None
+        method = settings.scaling.to_config()  # type: ignore[union-attr]
+    entry = {"method": method, **settings.limits}
+    if settings.attention != "fused":
+        entry["attention"] = settings.attention
+    named = isinstance(given, str) and parse_method(given, train_length).log_n is not None
+    if settings.log_n is not None and not named:
+        entry["log_n"] = settings.log_n.to_config()
+    return {key: value for key, value in entry.items() if value}
+
+
+def _names_scaling(name: str, scaling: Any, train_length: int | None) -> bool:
+    """Return whether a method's name means a scaling."""
+    if scaling is None:
+        return name == ORIGINAL
+    return name != repr(scaling) and bool(parse_method(name, train_length).scaling == scaling)
+
+
+def write_entry(model: nn.Module, targets: Iterable[Any], entry: dict[str, Any] | None) -> Written:
+    """Write an entry, or take one away, where a model that holds patched ones keeps it.
+
+    These are the configurations of the patched models, and others of their kind: of a model around
+    them, or inside of its own, from which it makes the patched models.
+
+    Returns:
+        The argument of `restore_entries`, which undoes it.
+    """
+    targets = list(targets)
+    kinds = tuple({type(x.config) for x in targets if hasattr(x, "config")})
+    inside = {id(x) for x in targets}
+    found: dict[int, Any] = {}
+    for part in model.modules():
+        config = vars(part).get("config")
+        if (
+            config is None
+            or id(config) in found
+            or all(id(x) not in inside for x in part.modules())
+        ):
+            continue
+        for own in (config, *getattr(config, "__dict__", {}).values()):
+            if isinstance(own, kinds):
+                found[id(own)] = own
+    written = []
+    for config in found.values():
+        written.append((config, (getattr(config, ENTRY),) if hasattr(config, ENTRY) else ()))
+        _set(config, () if entry is None else (dict(entry),))
+    return written
+
+
+def restore_entries(written: Written) -> None:
+    """Undo `write_entry`, which returned this."""
+    for config, before in written:
+        _set(config, before)
+
+
+def write_again(written: Written, entry: dict[str, Any] | None) -> None:
+    """Write an entry where `write_entry`, which returned this, had written it."""
+    restore_entries([(config, () if entry is None else (dict(entry),)) for config, _ in written])
+
+
+def _set(config: Any, entry: tuple[Any, ...]) -> None:
+    if entry:
+        setattr(config, ENTRY, *entry)
+    elif hasattr(config, ENTRY):
+        delattr(config, ENTRY)

@@ -46,6 +46,7 @@ STATEMENTS = (
     " {n} lives in {v}.", " {n} said: {v}!", " {a} {n} went to {v}.", " The {a} for {n}: {v}.",
     " Remember that {n} is {v}.", " {n} gave {v} to the {a}.", " As for {n}, its {a} was {v}.",
     "\n{a} {n}, {b} {v}.\n", " {n}, {v};", " {n} ({a}: {v}),",
+    "\n{a}: {n} is {v}.\n{b}: ok.", "\n{a}: My {n} is {v}\n{b}: Good.", "\n{a}: {n}, {v}!\n{b}: yes",
 )  # fmt: skip
 
 #: Questions; they end where the value begins, in the statement's own way if `{m}` is there, which
@@ -57,6 +58,7 @@ QUESTIONS = (
     "{b} {n}? {n}{m}", "{w} {n}?{l}", "{w} {n} {w}?{l}", "{w} {n}:{l}", "{w} {n} {w}:{l}",
     "What about the {a} {n}?{l}", "Find {n}{m}", "The {a} of {n} is{l}", "{n} =>{l}",
     "USER: {w} {n} {w}?\nBOT:{l}", "{w} {n}{m}", "Look up {n}. {s}",
+    "\n{a}: What is {n}?\n{b}:{l}", "\n{a}: {w} {n}?\n{b}:{l}", "\n{a}: {w} {n} {w}?\n{b}:{l}",
 )  # fmt: skip
 
 OPENERS = ("", "", "", "(", "[", '"', "'", "<", "{", "*", "#", "@", "~", "`")
@@ -100,7 +102,7 @@ HELD_OUT = {
         "line {n}: REGISTER_CONTENT is <", ">\n", "What is the REGISTER_CONTENT of line {n}? <", ""
     ),
     "topics": Form(
-        "\nUSER: Let us discuss our {n} topic,", ".\nASSISTANT:",
+        "\nUSER: Let us discuss our {n} topic,", ".\nASSISTANT: Sure.",
         "\nUSER: What was our {n} topic?\nASSISTANT:", " ",
     ),
     "keys": Form(

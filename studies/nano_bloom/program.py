@@ -35,7 +35,6 @@ from studies.nano_bloom import endpoint
 from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
 
-
 #: Share of easy records at the first length, and from `HARDEST_FROM` tokens on; see `Forms.easy`.
 EASY_AT_FIRST, EASY_AT_LEAST, HARDEST_FROM = 0.8, 0.2, 512
 
@@ -54,11 +53,11 @@ class NanoBloomRecipe(RecordRecipe):
     """
 
     start_length: int = 64
-    threshold: float = 0.75
+    threshold: float = 0.65
     layers: int = 4
     hidden_size: int = 128
     first_weight: float = 3.0
-    final_steps: int = 800
+    final_steps: int = 1200
     lines: float = 0.0
     autocast: bool = True
     slope_factor: float = 1.0

@@ -14,7 +14,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.records import corpus
@@ -24,6 +23,7 @@ from ntk_alibi.evaluation.records.record import Builder, Case, Encode, RecordKin
 from ntk_alibi.evaluation.report import markdown
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 from studies.forms import HELD_OUT, Form, Forms, fill
+from studies.record_training import answered
 
 #: Seed of the records, which no training has.
 SEED = 20261128
@@ -49,10 +49,10 @@ def table(model: Any, tokenizer: Any, train_length: int) -> str:
     }
     rows = []
     for name, kind in kinds.items():
-        cells = [answered(model, ORIGINAL, partial(kind.case, encode, n)) for n in LENGTHS]
+        cells = [share_answered(model, ORIGINAL, partial(kind.case, encode, n)) for n in LENGTHS]
         if form := HELD_OUT.get(name.removesuffix(", open")):
             draw = partial(prompt, drawn, form, encode, BEYOND * train_length)
-            cells += [answered(model, method, draw) for method in (ORIGINAL, RECOMMENDED)]
+            cells += [share_answered(model, method, draw) for method in (ORIGINAL, RECOMMENDED)]
         else:
             cells += ["", ""]
         rows.append([name, *cells])
@@ -85,18 +85,11 @@ def two_spellings(drawn: Forms, draw: Random) -> list[str]:
     return found
 
 
-@torch.inference_mode()
-def answered(model: Any, method: str, draw: Callable[[np.random.Generator], Case]) -> str:
+def share_answered(model: Any, method: str, draw: Callable[[np.random.Generator], Case]) -> str:
     """Return how many of the questions about drawn records a model answers, in %."""
     rng = np.random.default_rng(SEED)
     right: list[bool] = []
     with na.patch(model, method):
         while len(right) < QUESTIONS:
-            case = draw(rng)
-            tokens = torch.from_numpy(case.tokens)[None]
-            likeliest = model(tokens, use_cache=False).logits[0].argmax(-1).numpy()
-            right += [
-                bool((likeliest[begin - 1 : end - 1] == case.tokens[begin:end]).all())
-                for begin, end in case.answers
-            ]
+            right += answered(model, draw(rng))
     return f"{100 * np.mean(right[:QUESTIONS]):.0f}"

@@ -46,7 +46,8 @@ STATEMENTS = (
     " {n} lives in {v}.", " {n} said: {v}!", " {a} {n} went to {v}.", " The {a} for {n}: {v}.",
     " Remember that {n} is {v}.", " {n} gave {v} to the {a}.", " As for {n}, its {a} was {v}.",
     "\n{a} {n}, {b} {v}.\n", " {n}, {v};", " {n} ({a}: {v}),",
-    "\n{a}: {n} is {v}.\n{b}: ok.", "\n{a}: My {n} is {v}\n{b}: Good.", "\n{a}: {n}, {v}!\n{b}: yes",
+    "\n{a}: {n} is {v}.\n{b}: ok.", "\n{a}: My {n} is {v}\n{b}: Good.",
+    "\n{a}: {n}, {v}!\n{b}: yes",
 )  # fmt: skip
 
 #: Questions; they end where the value begins, in the statement's own way if `{m}` is there, which

@@ -279,11 +279,15 @@ def _print(summary: Summary, form: str) -> None:
 
 
 def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
-    """Return a command that repeats a row, what to do next, and last what the study shows."""
+    """Return a command that repeats a row, what to do next, and last what the study shows.
+
+    What it shows comes in a form that can be pasted where others read it.
+    """
     from ntk_alibi.evaluation.report.conclusion import (
         better_method,
         conclusion,
         instead,
+        shared,
         unanswered,
     )
 
@@ -291,8 +295,8 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
     examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
     if examples:
         lines = ["command that repeats one row (--json lists all commands):", examples[-1]]
+    own = "MODEL" if options.from_json else options.model or NANO_BLOOM
     if clause := unanswered(summary):
-        own = "MODEL" if options.from_json else options.model or NANO_BLOOM
         return [
             *lines,
             f"{clause[0].upper()}{clause[1:]}: no method can help where it does not know the task.",
@@ -300,4 +304,6 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
         ]
     if better := better_method(summary):
         lines += ["to stretch it, in Python:", f'  ntk_alibi.patch(model, "{better}")']
+    if not summary.retrieval.empty:
+        lines += shared(summary, own)
     return lines + conclusion(summary)

@@ -200,9 +200,9 @@ def _computed(options: argparse.Namespace, plan: Any, folder: Path) -> Summary:
     from ntk_alibi.evaluation.comparing import length_study
     from ntk_alibi.models import loading
 
-    outline, tokenizer, train_length = loading.load_outline(options.model)
+    outline, tokenizer, _ = loading.load_outline(options.model)
     if options.train_length is None:
-        plan = replace(plan, train_length=train_length)
+        plan = replace(plan, train_length=loading.stated_train_length(outline.config))
     study = length_study.prepare(outline, tokenizer, plan)
     model, *_ = loading.load_as(options.model, options.dtype, saved=False)
     shown = {"quiet": options.format == "json", "name": options.model or NANO_BLOOM}

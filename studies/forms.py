@@ -42,12 +42,10 @@ STATEMENTS = (
     "{t} {a} {n} -> {v} ok\n", "{a}({n}) returned {v}\n", "set {n} to {v}\n",
     "<{a} {b}={n}>{v}</{a}>\n", "{n} {v}\n", "{n} | {v} | {t}\n", "{a} {n} {b} {v}\n",
     "# {n}\n{v}\n", "{n}:\n  {a}: {v}\n",
-    " The {a} of {n} is {v}.", " The {a} of the {b} {n} is {v}.", " {n} has the {a} {v}.",
+    " The {a} by the {b} {n} has {v}.", " {n} has the {a} {v}.", " We gave {n} the {a} {v}.",
     " {n} lives in {v}.", " {n} said: {v}!", " {a} {n} went to {v}.", " The {a} for {n}: {v}.",
     " Remember that {n} is {v}.", " {n} gave {v} to the {a}.", " As for {n}, its {a} was {v}.",
     "\n{a} {n}, {b} {v}.\n", " {n}, {v};", " {n} ({a}: {v}),",
-    "\n{a}: {n} is {v}.\n{b}: ok.", "\n{a}: My {n} is {v}\n{b}: Good.",
-    "\n{a}: {n}, {v}!\n{b}: yes",
 )  # fmt: skip
 
 #: Questions; they end where the value begins, in the statement's own way if `{m}` is there, which
@@ -57,10 +55,29 @@ QUESTIONS = (
     "Which {a} has {n}?{l}", "Question: what is the {a} of {n}?\nAnswer:{l}", "Q: {n}\nA:{l}",
     "Tell me the {a} of {n}:{l}", "And {n}?{l}", "What is {n}?{l}", "What was {n}? It was{l}",
     "{b} {n}? {n}{m}", "{w} {n}?{l}", "{w} {n} {w}?{l}", "{w} {n}:{l}", "{w} {n} {w}:{l}",
-    "What about the {a} {n}?{l}", "Find {n}{m}", "The {a} of {n} is{l}", "{n} =>{l}",
-    "USER: {w} {n} {w}?\nBOT:{l}", "{w} {n}{m}", "Look up {n}. {s}",
-    "\n{a}: What is {n}?\n{b}:{l}", "\n{a}: {w} {n}?\n{b}:{l}", "\n{a}: {w} {n} {w}?\n{b}:{l}",
+    "What about the {a} {n}?{l}", "Find {n}{m}", "As for {n}, it is{l}", "{n} =>{l}",
+    "HUMAN: {w} {n} {w}?\nBOT:{l}", "{w} {n}{m}", "Look up {n}. {s}",
 )  # fmt: skip
+
+#: Statements of a talk with replies, and questions whose answers begin as the replies do.
+TALKS = (
+    "\n{a}: {n} is {v}.\n{b}: {w}.", "\n{a}: My {n} is {v}\n{b}: {w}", "\n{a}: {n}, {v}!\n{b}:",
+    "\n{a}: {w} {n} {w} {v}\n{b}:", "\n{a}: We said {n} {w}, {v}.\n{b}:",
+    "\n{a}> {n} {v}\n{b}> {w}",
+)  # fmt: skip
+TALK_QUESTIONS = (
+    "\n{a}: What is {n}?\n{b}:", "\n{a}: {w} {n}?\n{b}:", "\n{a}: {w} {n} {w}?\n{b}:",
+    "\n{a}: And {n}?\n{b}:", "\n{a}: Which was my {n}?\n{b}:", "\n{a}> {w} {n}\n{b}>",
+)  # fmt: skip
+
+#: Words of phrases that are common in records.
+LABELS = (
+    "name city code color key id state price owner port phone room date country capital animal "
+    "food job team value status type size weight speed age rank score level group street book song"
+).split()
+
+#: Words of held-out forms, which are in no phrase.
+UNUSED = {"line", "lines", "number", "numbers", "magic", "topic", "USER", "ASSISTANT", "REGISTER"}
 
 OPENERS = ("", "", "", "(", "[", '"', "'", "<", "{", "*", "#", "@", "~", "`")
 CLOSERS = {"": "", "(": ")", "[": "]", "<": ">", "{": "}", "#": "", "@": "", "~": ""}
@@ -68,8 +85,9 @@ SEPARATORS = (":", " =", " ->", " =>", " |", ",", ";", " -", " is", " was", " ha
               " :", " ==", "/", " at", " in", " as")  # fmt: skip
 ENDS = (".", ";", ",", "", "", "", "!")
 
-#: Shares of records that repeat statements, and that have fewer statements amid prose.
-REPEATING, AMID_PROSE = 0.1, 0.25
+#: Shares of records that repeat statements, and that have fewer statements amid prose; share of
+#: forms that are talks, and of phrases that are labels.
+REPEATING, AMID_PROSE, TALKING, LABELLED = 0.1, 0.15, 0.1, 0.3
 
 #: Questions that begin as the statement does.
 VERBATIM = ("{n}{m}", "{s}")
@@ -103,7 +121,7 @@ HELD_OUT = {
         "line {n}: REGISTER_CONTENT is <", ">\n", "What is the REGISTER_CONTENT of line {n}? <", ""
     ),
     "topics": Form(
-        "\nUSER: Let us discuss our {n} topic,", ".\nASSISTANT: Sure.",
+        "\nUSER: Let us discuss our {n} topic,", ".\nASSISTANT:",
         "\nUSER: What was our {n} topic?\nASSISTANT:", " ",
     ),
     "keys": Form(
@@ -146,7 +164,7 @@ class Forms:
         texts = [str(tokenizer.decode([token])).strip() for token in range(len(tokenizer))]
         special = tokenizer.all_special_tokens
         pieces = [x for x in texts if x.isprintable() and x.isascii() and x not in ("", *special)]
-        common = [x for x in pieces if x.isalpha() and len(x) > 2]
+        common = [x for x in pieces if x.isalpha() and len(x) > 2 and x not in UNUSED]
         return cls(prose, tuple(found), tuple(pieces), tuple(common))
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
@@ -206,7 +224,14 @@ class Forms:
     def new_form(self, draw: Random) -> Form:
         """Draw a form from the grammar."""
         a, b = self.phrase(draw), self.phrase(draw)
-        statement = draw.choice(STATEMENTS) if draw.random() < 0.5 else self.free_statement(draw)
+        talking = draw.random() < TALKING
+        if talking:
+            statement = draw.choice(TALKS)
+        else:
+            statement = (
+                draw.choice(STATEMENTS) if draw.random() < 0.5 else self.free_statement(draw)
+            )
+        statement = self.with_phrases(statement, draw)
         statement = statement.replace("{{", "{").replace("}}", "}")
         statement = statement.replace("{a}", a).replace("{b}", b)
         before, after = statement.split("{v}")
@@ -215,12 +240,17 @@ class Forms:
         between = before.partition("{n}")[2]
         last = re.search(r" ?[^\w\s]*$", between) if draw.random() < 0.7 else None
         parts = {"{m}": between, "{s}": before.lstrip(), "{l}": last.group() if last else ""}
-        question = draw.choice(VERBATIM if draw.random() < self.easy else QUESTIONS)
+        questions = TALK_QUESTIONS if talking else QUESTIONS
+        question = draw.choice(VERBATIM if draw.random() < self.easy else questions)
         for mark, text in {**parts, "{a}": a, "{b}": b}.items():
             question = question.replace(mark, text)
-        while "{w}" in question:
-            question = question.replace("{w}", self.phrase(draw), 1)
-        return Form(before, after, question, lead)
+        return Form(before, after, self.with_phrases(question, draw), lead)
+
+    def with_phrases(self, template: str, draw: Random) -> str:
+        """Put phrases into a template."""
+        while "{w}" in template:
+            template = template.replace("{w}", self.phrase(draw), 1)
+        return template
 
     def free_statement(self, draw: Random) -> str:
         """Draw a statement of random words, separators and brackets."""
@@ -238,6 +268,8 @@ class Forms:
 
     def phrase(self, draw: Random) -> str:
         """Draw one or two words."""
+        if draw.random() < LABELLED:
+            return draw.choice(LABELS)
         words = [draw.choice(self.common) for _ in range(draw.choice((1, 1, 2)))]
         if draw.random() < 0.3:
             words[-1] = self.spelling(draw)(draw)
@@ -247,7 +279,7 @@ class Forms:
     def spellings(self, count: int, draw: Random, plain: bool) -> list[str]:
         """Draw names or values for a record: plain ones, or others that often share parts."""
         if plain:
-            return draw.choices(self.pieces, k=count)
+            return draw.choices(self.common, k=count)
         kinds = [self.spelling(draw) for _ in range(draw.choice((1, 2)))]
         pool = int(draw.choice((1.5, 3.0, 8.0)) * count**0.5) + 2 if len(kinds) > 1 else 2 * count
         parts = [[kind(draw) for _ in range(pool)] for kind in kinds]

@@ -108,13 +108,16 @@ class Curriculum(ABC):
     cpu_seconds: float = 0.0
 
     def advance(self, recipe: Any) -> None:
-        """Count a step, and grow the length if the accuracy is above the threshold."""
+        """Count a step, and grow the length once it is mastered."""
         self.step += 1
         self.steps_at_length += 1
-        mastered = self.accuracy > recipe.threshold and self.steps_at_length > LEAST_STEPS
-        if self.length < recipe.train_length and mastered:
+        if self.length < recipe.train_length and self.mastered(recipe):
             self.length = min(recipe.train_length, int(self.length * recipe.growth))
             self.steps_at_length = 0
+
+    def mastered(self, recipe: Any) -> bool:
+        """Return whether the accuracy is above the threshold."""
+        return bool(self.accuracy > recipe.threshold and self.steps_at_length > LEAST_STEPS)
 
     def warm_up(self) -> float:
         """Return the warm-up factor of the learning rates."""

@@ -47,15 +47,17 @@ class NanoBloomRecipe(RecordRecipe):
         final_steps: number of steps at train_length; the learning rate falls over the last 70 % of
             them.
         lines: share of LongEval's lines in the records; the others are of drawn forms.
+        patience: number of steps at a length after which it grows at any accuracy.
         autocast: whether matrices are multiplied in bfloat16.
         slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
             training length is too short for the standard slope.
     """
 
     start_length: int = 64
-    threshold: float = 0.65
+    threshold: float = 0.7
+    patience: int = 500
     layers: int = 4
-    hidden_size: int = 128
+    hidden_size: int = 160
     first_weight: float = 3.0
     final_steps: int = 1200
     lines: float = 0.0
@@ -81,9 +83,13 @@ class NanoBloomCurriculum(training.Curriculum):
     final_step: int = 0
 
     def advance(self, recipe: NanoBloomRecipe) -> None:
-        """Count a step, and grow the length if the accuracy on lines is above the threshold."""
+        """Count a step, and grow the length once it is mastered."""
         self.final_step += self.length == recipe.train_length
         super().advance(recipe)
+
+    def mastered(self, recipe: NanoBloomRecipe) -> bool:
+        """Return whether the accuracy is above the threshold, or patience is at its end."""
+        return super().mastered(recipe) or self.steps_at_length >= recipe.patience
 
     def rate(self, recipe: NanoBloomRecipe) -> float:
         """Return the factor of the learning rates: warm-up, half above 1000 tokens, decay."""

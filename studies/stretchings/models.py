@@ -27,7 +27,7 @@ class NanoMPTRecipe(NanoBloomRecipe):
 
     alibi_bias_max: int = 6
     train_length: int = 512
-    final_steps: int = 800
+    final_steps: int = 400
     held_out: Any = "books"
 
     @property

@@ -89,8 +89,13 @@ ENDS = (".", ";", ",", "", "", "", "!")
 #: forms that are talks, and of phrases that are labels.
 REPEATING, AMID_PROSE, TALKING, LABELLED = 0.1, 0.15, 0.1, 0.3
 
-#: Questions that begin as the statement does.
+#: Questions that begin as the statement does, and statements of name and value alone, with which a
+#: training begins.
 VERBATIM = ("{n}{m}", "{s}")
+SIMPLE = (
+    "{n}: {v}\n", "{n} = {v}\n", "{n} -> {v}\n", "({n}, {v})\n", "[{n}] {v}\n", "{n},{v}\n",
+    " {n} is {v}.", '"{n}": "{v}",\n',
+)  # fmt: skip
 
 #: Statements of a record at least, and how often a record is drawn again that does not fit.
 FEWEST, TRIES = 3, 100
@@ -145,6 +150,7 @@ class Forms:
         questions: the greatest number of questions about a record.
         easy: share of records whose names and values are single tokens, and share of forms whose
             questions begin as their statements do.
+        simple: share of forms with statements of name and value alone.
         form: the form of all records; None for forms drawn from the grammar.
     """
 
@@ -154,6 +160,7 @@ class Forms:
     common: tuple[str, ...] = field(repr=False)
     questions: int = 16
     easy: float = 0.2
+    simple: float = 0.1
     form: Form | None = None
     name: ClassVar[str] = "forms"
 
@@ -225,7 +232,9 @@ class Forms:
         """Draw a form from the grammar."""
         a, b = self.phrase(draw), self.phrase(draw)
         talking = draw.random() < TALKING
-        if talking:
+        if draw.random() < self.simple:
+            statement = draw.choice(SIMPLE)
+        elif talking:
             statement = draw.choice(TALKS)
         else:
             statement = (
@@ -239,9 +248,11 @@ class Forms:
         before = before.removesuffix(lead)
         between = before.partition("{n}")[2]
         last = re.search(r" ?[^\w\s]*$", between) if draw.random() < 0.7 else None
-        parts = {"{m}": between, "{s}": before.lstrip(), "{l}": last.group() if last else ""}
+        parts = {"{m}": between, "{s}": before, "{l}": last.group() if last else ""}
         questions = TALK_QUESTIONS if talking else QUESTIONS
         question = draw.choice(VERBATIM if draw.random() < self.easy else questions)
+        if statement.startswith(" {n}") and question.startswith("{n}"):
+            question = " " + question  # the tokens of a name depend on the space before it
         for mark, text in {**parts, "{a}": a, "{b}": b}.items():
             question = question.replace(mark, text)
         return Form(before, after, self.with_phrases(question, draw), lead)

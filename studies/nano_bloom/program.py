@@ -35,7 +35,8 @@ from studies.nano_bloom import endpoint
 from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
 
-#: Share of easy records at the first length, and from `HARDEST_FROM` tokens on; see `Forms.easy`.
+#: Share of easy records just above the first length, which has no others, and from `HARDEST_FROM`
+#: tokens on; see `Forms.easy`.
 EASY_AT_FIRST, EASY_AT_LEAST, HARDEST_FROM = 0.8, 0.2, 512
 
 
@@ -54,7 +55,7 @@ class NanoBloomRecipe(RecordRecipe):
     """
 
     start_length: int = 64
-    threshold: float = 0.7
+    threshold: float = 0.75
     patience: int = 500
     layers: int = 4
     hidden_size: int = 160
@@ -136,6 +137,8 @@ class NanoBloomTraining(RecordTraining):
         questions = max(16, length // 64)
         if self.rng.random() < self.recipe.lines:
             return Lines(max(1, min(length // 30, questions)))
+        if length == self.recipe.start_length:
+            return replace(self._forms, questions=questions, easy=1.0, simple=1.0)
         easy = EASY_AT_LEAST + (EASY_AT_FIRST - EASY_AT_LEAST) * min(1.0, self._ease(length))
         return replace(self._forms, questions=questions, easy=easy)
 

@@ -30,7 +30,7 @@ from ntk_alibi.evaluation.records.record import RecordKind
 from ntk_alibi.evaluation.report import tables
 from ntk_alibi.models import load
 from studies import training
-from studies.forms import Forms
+from studies.forms import HELD_OUT, Forms
 from studies.nano_bloom import endpoint
 from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
@@ -47,7 +47,8 @@ class NanoBloomRecipe(RecordRecipe):
     Attributes:
         final_steps: number of steps at train_length; the learning rate falls over the last 70 % of
             them.
-        lines: share of LongEval's lines in the records; the others are of drawn forms.
+        lines: share of LongEval's lines, with open names, in the records; the others are of drawn
+            forms.
         patience: number of steps at a length after which it grows at any accuracy.
         autocast: whether matrices are multiplied in bfloat16.
         slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
@@ -61,7 +62,7 @@ class NanoBloomRecipe(RecordRecipe):
     hidden_size: int = 160
     first_weight: float = 3.0
     final_steps: int = 1200
-    lines: float = 0.0
+    lines: float = 0.13
     autocast: bool = True
     slope_factor: float = 1.0
 
@@ -69,7 +70,7 @@ class NanoBloomRecipe(RecordRecipe):
 #: A recipe for tests: about 45 CPU-seconds, enough to answer most lines.
 SMALL = NanoBloomRecipe(
     train_length=256, start_length=64, slope_factor=8.0, final_steps=100, tokens=2048, layers=2,
-    hidden_size=64, heads=4, prose=0.0, lines=1.0,
+    hidden_size=64, heads=4, prose=0.0,
 )  # fmt: skip
 
 
@@ -135,12 +136,11 @@ class NanoBloomTraining(RecordTraining):
     def record_kind(self, length: int) -> RecordKind:
         """Return lines or forms, with more questions in longer records."""
         questions = max(16, length // 64)
-        if self.rng.random() < self.recipe.lines:
-            return Lines(max(1, min(length // 30, questions)))
         if length == self.recipe.start_length:
             return replace(self._forms, questions=questions, easy=1.0, simple=1.0)
         easy = EASY_AT_LEAST + (EASY_AT_FIRST - EASY_AT_LEAST) * min(1.0, self._ease(length))
-        return replace(self._forms, questions=questions, easy=easy)
+        form = HELD_OUT["lines"] if self.rng.random() < self.recipe.lines else None
+        return replace(self._forms, questions=questions, easy=easy, form=form)
 
     def _ease(self, length: int) -> float:
         """Return 1 at the first length, falling to 0 at `HARDEST_FROM` tokens."""
@@ -166,6 +166,14 @@ class NanoBloomTraining(RecordTraining):
         _amend_json(output / "config.json", dtype="float32", **self.length_setting())
         # transformers 4 knows this name, too.
         _amend_json(output / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+
+class SmallTraining(NanoBloomTraining):
+    """The training of a small model, which learns the lines of LongEval alone."""
+
+    def record_kind(self, length: int) -> RecordKind:
+        """Return lines, with more questions in longer records."""
+        return Lines(max(1, min(length // 30, max(16, length // 64))))
 
 
 def _amend_json(path: Path, **changes: Any) -> None:
@@ -226,19 +234,27 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="MODEL",
         help='read the endpoint of a finished model ("nano-bloom": the embedded one), and end',
     )
+    parser.add_argument(
+        "--without-lines",
+        action="store_true",
+        help="train no line of LongEval, so that all forms of the endpoint are new",
+    )
     options = parser.parse_args(arguments)
     if options.endpoint is not None:
         print(endpoint.table(*load(options.endpoint)))
         return
     _checks.integer("--seed", options.seed, minimum=0)
     recipe = SMALL if options.small else NanoBloomRecipe()
+    if options.without_lines:
+        recipe = replace(recipe, lines=0.0)
     recipe = replace(recipe, seed=options.seed)
     slopes = partial(SteepenFlattest, recipe.slope_factor)
     plan = replace(Plan(recipe.train_length), **QUICK)
     if options.small:  # the small model is trained on lines only
         plan = replace(plan, topic_records=0, line_records=32)
     with _files.only_run("--output", _files.writable_folder(options.output)):
-        trained = train(recipe, options.output)
+        kind = SmallTraining if options.small else NanoBloomTraining
+        trained = train(recipe, options.output, kind=kind)
         print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
         summary = length_study.evaluate(
             trained.model.eval(),

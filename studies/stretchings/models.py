@@ -29,6 +29,7 @@ class NanoMPTRecipe(NanoBloomRecipe):
     train_length: int = 512
     final_steps: int = 400
     held_out: Any = "books"
+    lines: float = 0.0
 
     @property
     def name(self) -> str:

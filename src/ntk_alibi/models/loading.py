@@ -42,8 +42,8 @@ def nano_bloom_path() -> Path:
     Example:
         >>> from transformers import AutoModelForCausalLM
         >>> model = AutoModelForCausalLM.from_pretrained(nano_bloom_path())
-        >>> model.config.model_type, model.num_parameters() < 10**6
-        ('bloom', True)
+        >>> model.config.model_type
+        'bloom'
     """
     return _installed.shipped("ntk_alibi.models", "nano_bloom", "the nano BLOOM")
 

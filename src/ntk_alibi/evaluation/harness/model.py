@@ -30,13 +30,7 @@ from ntk_alibi.evaluation.harness import stored_answers
 from ntk_alibi.evaluation.harness.passes import Pass, group_prefixes, scored_span, token_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.integrations.settings import ATTENTIONS
-from ntk_alibi.methods import (
-    ORIGINAL,
-    Method,
-    as_method,
-    method_name,
-    read_entry,
-)
+from ntk_alibi.methods import ORIGINAL, Method, as_method, method_name, read_entry
 from ntk_alibi.models.checked_loader import WholeCausalLM
 from ntk_alibi.models.loading import (
     NANO_BLOOM,

@@ -61,7 +61,7 @@ class NanoBloomRecipe(RecordRecipe):
     layers: int = 4
     hidden_size: int = 160
     first_weight: float = 3.0
-    final_steps: int = 1200
+    final_steps: int = 2400
     lines: float = 0.13
     autocast: bool = True
     slope_factor: float = 1.0

@@ -199,16 +199,16 @@ def _multiples(models: Iterable[Summary]) -> list[int]:
 
 
 def _by_form(summary: Summary, sizes: dict[str, list[Summary]]) -> str:
-    """Format far answers in each form, for the largest size."""
+    """Format answers in each form by the largest size: all of them at 1x, and far ones."""
     size, models = list(sizes.items())[-1]
-    rows = [
-        [
-            _shown(summary, rule, [ENDPOINT_AT]),
-            *(share(shares(models, rule, ENDPOINT_AT, form=form)) for form in HELD_OUT),
-        ]
-        for rule in RULES
-    ]
-    return table([f"{size}, {ENDPOINT_AT}x", *HELD_OUT], rows)
+    within = (shares(models, ORIGINAL, 1, "all", form) for form in HELD_OUT)
+    rows = [[f"{ORIGINAL}, all answers at 1x", *map(share, within)]]
+    for rule in RULES:
+        far = (shares(models, rule, ENDPOINT_AT, form=form) for form in HELD_OUT)
+        rows.append(
+            [f"{_shown(summary, rule, [ENDPOINT_AT])}, far, {ENDPOINT_AT}x", *map(share, far)]
+        )
+    return table([size, *HELD_OUT], rows)
 
 
 def _prose(sizes: dict[str, list[Summary]]) -> str:

@@ -13,7 +13,7 @@ from ntk_alibi.models import load
 
 pytestmark = pytest.mark.slow  # reads texts of 3 training lengths
 
-#: A statement, and a question that ends where the value begins.
+#: A statement, and a question that ends where the value begins. Lines were in a tenth of the training rows, magic numbers in none.
 FORMS = {
     "lines": (
         "line {}: REGISTER_CONTENT is <{}>\n",
@@ -47,7 +47,7 @@ def loaded() -> tuple[Any, Any, int]:
 def test_what_a_reader_asks_at_three_training_lengths(
     form: str, loaded: tuple[Any, Any, int]
 ) -> None:
-    """Of five questions, with seeds 0 to 4, the original answers none and the stretched RIGHT."""
+    """Of five questions the original answers none and the stretched all; one may round away."""
     statement, question = FORMS[form]
     model, tokenizer, train_length = loaded
     right = {"original": 0, "dynamic-flat": 0}
@@ -62,4 +62,5 @@ def test_what_a_reader_asks_at_three_training_lengths(
         for method in right:
             with na.patch(model, method), torch.inference_mode():
                 right[method] += answer(model, tokenizer, text).lstrip().startswith(str(values[0]))
-    print(form, right)
+    assert right["original"] == 0
+    assert right["dynamic-flat"] >= 4

@@ -82,7 +82,7 @@ def test_documents_get_every_section(output: Path, tmp_path: Path) -> None:
     assert list(tables.tables(summary)) == list(tables.SECTIONS)
     program.main(["--output", str(output), "--document", str(document), "--sizes"])
     text = document.read_text()
-    assert text.count("| dynamic-flat |") == 4
+    assert text.count("| dynamic-flat |") == 3
     assert "| dynamic-flat over original | 1 |" in text
     assert json.loads((tmp_path / "pictures/stretching-forms.json").read_text()) == summary
     assert (tmp_path / "pictures/stretching-forms.png").stat().st_size > 10_000

@@ -26,7 +26,7 @@ _PLANNED = {
     "topic_records": "conversations for each length (default: 12)",
     "passkey_records": "records of prose with one pass key in it, for each length (default: none)",
     "multikey_records": "records of prose with several keys in it, for each length (default: none)",
-    "other_line_records": "records of lines with names that the nano BLOOM was not trained on, "
+    "other_line_records": "records of lines with names of other words, of several tokens each, "
     "for each length (default: none)",
     "prose_windows": "windows of prose of the greatest length; 0 for none (default: 8)",
     "seed": "seed of the records",

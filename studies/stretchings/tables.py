@@ -16,7 +16,7 @@ from ntk_alibi import _files
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 from studies.forms import HELD_OUT
-from studies.means import curve_means, curves, paired_p, plus_minus, points, share
+from studies.means import curves, paired_p, plus_minus, points, share
 from studies.stretchings.models import WIDTHS, NanoMPTRecipe, recipes
 from studies.stretchings.reading import RULES
 
@@ -33,7 +33,7 @@ ENDPOINT_AT = 4
 ENDPOINTS = ((RECOMMENDED, ORIGINAL), (RECOMMENDED, "dynamic-ntk"))
 
 #: Curves of the figure.
-SHOWN = (ORIGINAL, "dynamic-ntk", RECOMMENDED)
+SHOWN = (ORIGINAL, "ntk:FACTOR", "dynamic-ntk", RECOMMENDED)
 
 
 def summarise(output: Path) -> Summary:
@@ -228,8 +228,6 @@ def _prose(sizes: dict[str, list[Summary]]) -> str:
 def figures(summary: Summary) -> dict[str, Figure]:
     """Draw the answers found over length by the largest models, by the name of the picture's file.
 
-    The curves have their names at their right ends: it is the first picture seen.
-
     Args:
         summary: from `summarise`.
     """
@@ -243,18 +241,6 @@ def figures(summary: Summary) -> dict[str, Figure]:
         for rule in SHOWN
     }
     axes = curves(cells, multiples, summary["train_length"], "answers found, %", ax=made.subplots())
-    axes.legend().remove()
-    means = curve_means(cells, 100.0)
-    for curve in axes.get_lines():
-        if (name := str(curve.get_label())) in means:
-            axes.annotate(
-                name,
-                (1.02, means[name][-1]),
-                xycoords=axes.get_yaxis_transform(),
-                color=curve.get_color(),
-                va="center",
-                annotation_clip=False,
-            )
     axes.set_ylim(0.0, 103.0)
-    axes.set_title(f"forms not trained on, mean of {len(models)} models of {label(models)}")
+    axes.set_title(f"forms not trained on, {len(models)} models of {label(models)} parameters")
     return {"stretching-forms": made}

@@ -1,16 +1,15 @@
 """Training of small language models on retrieval records and prose.
 
 nano_bloom/ trains the embedded BLOOM with the classes here, and schemes/recipe.py trains decoders
-with different position schemes. The loss has weight 1 for answers, a half for prose, and a tenth
-for the rest of records, which is unpredictable.
+with different position schemes. The first token of an answer, which must be found, weighs most in
+the loss; the rest of records is unpredictable.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +18,13 @@ import transformers
 from numpy.typing import NDArray
 
 from ntk_alibi.evaluation.records import corpus
-from ntk_alibi.evaluation.records.haystacks import MultiKey, Passkey
-from ntk_alibi.evaluation.records.longeval import Lines, Topics
-from ntk_alibi.evaluation.records.record import Case, Encode, RecordKind, cached_encoder, encoder
-from ntk_alibi.evaluation.records.words import LINE_NAMES
+from ntk_alibi.evaluation.records.record import (
+    Case,
+    Encode,
+    RecordKind,
+    cached_encoder,
+    encoder,
+)
 from studies import training
 from studies.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
@@ -32,28 +34,18 @@ class RecordRecipe(training.Recipe):
     """Settings that every training on records and prose has.
 
     Attributes:
-        shares: the shares of `KINDS`, in their order, in the rows of a batch; missing ones are 0.
-        record_weight: weight in the loss of record tokens that are not answers; answers have 1.
+        prose: share of prose in the rows of a batch; the others are records.
+        prose_weight, record_weight, first_weight: weights in the loss of prose, of record tokens
+            that are not answers, and of the first token of an answer; its other tokens, which are
+            easier, have 1.
         held_out: texts of the corpus that are not used for training; see `corpus.training_text`.
     """
 
-    shares: tuple[float, ...] = (0.3, 0.5, 0.2)
+    prose: float = 0.25
+    prose_weight: float = 0.5
     record_weight: float = 0.1
+    first_weight: float = 1.0
     held_out: Literal["chapters", "books"] = "chapters"
-
-
-#: Weight of prose in the loss; answers have 1.
-PROSE_WEIGHT = 0.5
-
-#: Kinds of rows; lines and topics have the indices `training.LINES` and `TOPICS`. In word-lines the
-#: names are pairs of words of the training text.
-KINDS = ("prose", "lines", "topics", "passkey", "multikey", "word-lines")
-
-#: Rows that are shorter than this, in tokens, are lines in place of their kind.
-SHORTEST = (0, 0, 0, 128, 128, 128)
-
-#: Letters of a word in the names of word-lines.
-WORD_LETTERS = range(4, 9)
 
 
 class RecordTraining(training.Training):
@@ -70,7 +62,7 @@ class RecordTraining(training.Training):
     def __init__(self, recipe: RecordRecipe, curriculum: training.Curriculum) -> None:
         text = _text(recipe.held_out)
         self.tokenizer, self.encode = text.tokenizer, text.encode
-        self._sentences, self._prose = text.sentences, text.prose
+        self.sentences, self._prose = text.sentences, text.prose
         super().__init__(recipe, curriculum)
 
     def batch(self) -> training.Batch:
@@ -81,47 +73,26 @@ class RecordTraining(training.Training):
         tokens, weights, answers = (torch.from_numpy(np.stack(part)) for part in parts)
         return training.Batch(tokens[:, :-1], tokens[:, 1:], weights[:, 1:], answers[:, 1:])
 
-    def _row(self, length: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int8]]:
+    def _row(self, length: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
         tokens = np.full(length, self.tokenizer.pad_token_id, np.int64)
         weights = np.zeros(length, np.float32)
-        answers = np.zeros(length, np.int8)
-        kind = self.rng.choice(len(self.recipe.shares), p=self.recipe.shares)
-        if kind == 0:
+        answers = np.zeros(length, bool)
+        if self.rng.random() < self.recipe.prose:
             begin = int(self.rng.integers(len(self._prose) - length))
             tokens[:] = self._prose[begin : begin + length]
-            weights[:] = PROSE_WEIGHT
+            weights[:] = self.recipe.prose_weight
             return tokens, weights, answers
-        case = self._case(kind, length)
+        case = self.record_kind(length).case(self.encode, length, self.rng)
         tokens[: len(case.tokens)] = case.tokens
         weights[: len(case.tokens)] = self.recipe.record_weight
         for begin, end in case.answers:
-            weights[begin:end] = 1.0
-            answers[begin:end] = kind
+            weights[begin], weights[begin + 1 : end] = self.recipe.first_weight, 1.0
+            answers[begin] = True
         return tokens, weights, answers
 
-    def _case(self, kind: int, length: int) -> Case:
-        questions = max(1, min(8, length // 100))
-        kinds: dict[str, Callable[[], RecordKind]] = {
-            "lines": lambda: self.line_task(length),
-            "topics": lambda: Topics(self._sentences, questions, ask_any=True),
-            "passkey": lambda: Passkey(self._sentences),
-            "multikey": lambda: MultiKey(self._sentences, questions, keys=max(1, length // 80)),
-            "word-lines": lambda: Lines(questions, names=self._word_names),
-        }
-        name = KINDS[kind] if length >= SHORTEST[kind] else "lines"
-        return kinds[name]().case(self.encode, length, self.rng)
-
-    @cached_property
-    def _word_names(self) -> tuple[str, ...]:
-        """Pairs of words of the training text, as many as there are names of lines."""
-        found = set(re.findall(r"\b[a-z]+\b", " ".join(self._sentences)))
-        words = sorted(word for word in found if len(word) in WORD_LETTERS)
-        pairs = np.random.default_rng(self.recipe.seed).choice(words, (len(LINE_NAMES), 2))
-        return tuple(dict.fromkeys(map("-".join, pairs)))
-
-    def line_task(self, length: int) -> RecordKind:
-        """Return the kind of record for lines with `length` tokens."""
-        return Lines(max(1, min(length // 30, max(16, length // 64))))
+    @abstractmethod
+    def record_kind(self, length: int) -> RecordKind:
+        """Return the kind of records with `length` tokens."""
 
 
 @dataclass(frozen=True)
@@ -148,3 +119,11 @@ def _text(held_out: str) -> _Text:
     chapters = encode([chapter + "\n" for chapter in text])
     prose = np.concatenate([np.array(chapter, np.int64) for chapter in chapters])
     return _Text(tokenizer, encode, corpus.sentences(text), prose)
+
+
+@torch.inference_mode()
+def answered(model: Any, case: Case) -> list[bool]:
+    """Return for each question of a case whether the likeliest token is right at all its tokens."""
+    likeliest = model(torch.from_numpy(case.tokens)[None], use_cache=False).logits[0].argmax(-1)
+    right = np.append(False, likeliest.numpy()[:-1] == case.tokens[1:])
+    return [bool(right[begin:end].all()) for begin, end in case.answers]

@@ -37,7 +37,7 @@ class Recipe:
     Attributes:
         train_length: training length in tokens, which the last phase uses.
         start_length: first length of the curriculum in tokens.
-        threshold: running accuracy on lines above which the length grows.
+        threshold: running accuracy above which the length grows.
         growth: factor by which the length grows.
         tokens: tokens in a step at lengths below 1000; twice as many at greater lengths.
         layers, hidden_size, heads: shape of the model.
@@ -63,10 +63,6 @@ class Recipe:
         return max(2, per_step // length)
 
 
-#: Marks of answers' tokens in a batch; a curriculum has a running accuracy of each. 0 is no answer.
-LINES, TOPICS = 1, 2
-
-
 @dataclass(frozen=True)
 class Batch:
     """A batch of texts, each (rows, length).
@@ -75,7 +71,7 @@ class Batch:
         tokens: what the model reads, int64.
         expected: the right token at each position, int64.
         weights: the weight of each position in the loss, float32; 0 for none.
-        answers: `LINES` or `TOPICS` at the tokens of answers, int8.
+        answers: True at the tokens that count for the running accuracy: each answer's first.
     """
 
     tokens: torch.Tensor
@@ -100,26 +96,28 @@ class Curriculum(ABC):
         length: current length in tokens.
         step: steps done.
         steps_at_length: steps done at the current length.
-        lines_accuracy, topics_accuracy: running accuracies of the answers' tokens.
+        accuracy: running accuracy of the answers' tokens.
         wall_seconds, cpu_seconds: time spent in training steps so far.
     """
 
     length: int
     step: int = 0
     steps_at_length: int = 0
-    lines_accuracy: float = 0.0
-    topics_accuracy: float = 0.0
+    accuracy: float = 0.0
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     def advance(self, recipe: Any) -> None:
-        """Count a step, and grow the length if the accuracy on lines is above the threshold."""
+        """Count a step, and grow the length once it is mastered."""
         self.step += 1
         self.steps_at_length += 1
-        mastered = self.lines_accuracy > recipe.threshold and self.steps_at_length > LEAST_STEPS
-        if self.length < recipe.train_length and mastered:
+        if self.length < recipe.train_length and self.mastered(recipe):
             self.length = min(recipe.train_length, int(self.length * recipe.growth))
             self.steps_at_length = 0
+
+    def mastered(self, recipe: Any) -> bool:
+        """Return whether the accuracy is above the threshold."""
+        return bool(self.accuracy > recipe.threshold and self.steps_at_length > LEAST_STEPS)
 
     def warm_up(self) -> float:
         """Return the warm-up factor of the learning rates."""
@@ -158,11 +156,11 @@ class FixedCurriculum(Curriculum):
         """Count a step, note whether the task is learned, and grow the length if it is mastered."""
         length = self.length
         super().advance(recipe)
-        learned = length == recipe.train_length and self.lines_accuracy >= LEARNED
+        learned = length == recipe.train_length and self.accuracy >= LEARNED
         if learned and self.learned_at is None:
             self.learned_at = self.step
         if self.length > length:
-            self.lines_accuracy = 0.0
+            self.accuracy = 0.0
 
     def rate(self, recipe: Any) -> float:
         """Return the factor of the learning rates: warm-up, constant, then falling to 2 %."""
@@ -258,13 +256,10 @@ class Training(ABC):
         return loss.item()
 
     def note_accuracy(self, right: torch.Tensor, answers: torch.Tensor) -> None:
-        """Update the running accuracies by the answers' tokens of a batch."""
-        for name, kind in (("lines_accuracy", LINES), ("topics_accuracy", TOPICS)):
-            chosen = answers == kind
-            if chosen.any():
-                now = float(right[chosen].float().mean())
-                before = getattr(self.curriculum, name)
-                setattr(self.curriculum, name, 0.9 * before + 0.1 * now)
+        """Update the running accuracy by the answers' tokens of a batch."""
+        if answers.any():
+            now = float(right[answers].float().mean())
+            self.curriculum.accuracy = 0.9 * self.curriculum.accuracy + 0.1 * now
 
     def save(self, path: Path) -> None:
         """Write a checkpoint in place of an earlier one."""
@@ -318,8 +313,8 @@ class Training(ABC):
             loss = self.step()
             state = self.curriculum
             report(
-                f"step {state.step}, length {state.length}, loss {loss:.2f}, right: "
-                f"lines {state.lines_accuracy:.2f}, topics {state.topics_accuracy:.2f}"
+                f"step {state.step}, length {state.length}, loss {loss:.2f}, "
+                f"right {state.accuracy:.2f}"
             )
             if state.step % LOG_STEPS == 0:
                 with (folder / LOG).open("a") as file:

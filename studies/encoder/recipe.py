@@ -84,9 +84,9 @@ class EncoderTraining(training.Training):
         length = self.curriculum.length
         drawn = [texts.draw(length, self.rng) for _ in range(self.recipe.rows(length))]
         tokens = np.stack([text.tokens for text in drawn])
-        expected, marks = tokens.copy(), np.zeros_like(tokens)
+        expected, numbers = tokens.copy(), np.zeros_like(tokens, bool)
         for i, text in enumerate(drawn):
             expected[i, text.places] = text.answers
-            marks[i, text.places] = np.where(text.distances > texts.NEAR, training.LINES, 0)
+            numbers[i, text.places] = text.distances > texts.NEAR
         weights = (tokens == texts.MASK).astype(np.float32)
-        return training.Batch(*map(torch.from_numpy, (tokens, expected, weights, marks)))
+        return training.Batch(*map(torch.from_numpy, (tokens, expected, weights, numbers)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +25,19 @@ from tqdm import tqdm
 from ntk_alibi import _checks, _files, patch
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import QUICK, Plan
+from ntk_alibi.evaluation.records.longeval import Lines
+from ntk_alibi.evaluation.records.record import RecordKind
 from ntk_alibi.evaluation.report import tables
+from ntk_alibi.models import load
 from studies import training
+from studies.forms import HELD_OUT, Forms
+from studies.nano_bloom import endpoint
 from studies.record_training import RecordRecipe, RecordTraining
 from studies.steeper import SteepenFlattest
+
+#: Share of easy records just above the first length, which has no others, and from `HARDEST_FROM`
+#: tokens on; see `Forms.easy`.
+EASY_AT_FIRST, EASY_AT_LEAST, HARDEST_FROM = 0.8, 0.2, 512
 
 
 @dataclass(frozen=True)
@@ -37,18 +47,30 @@ class NanoBloomRecipe(RecordRecipe):
     Attributes:
         final_steps: number of steps at train_length; the learning rate falls over the last 70 % of
             them.
+        lines: share of LongEval's lines, with open names, in the records; the others are of drawn
+            forms.
+        patience: number of steps at a length after which it grows at any accuracy.
+        autocast: whether matrices are multiplied in bfloat16.
         slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
             training length is too short for the standard slope.
     """
 
-    final_steps: int = 900
+    start_length: int = 64
+    threshold: float = 0.75
+    patience: int = 500
+    layers: int = 4
+    hidden_size: int = 160
+    first_weight: float = 3.0
+    final_steps: int = 2400
+    lines: float = 0.13
+    autocast: bool = True
     slope_factor: float = 1.0
 
 
 #: A recipe for tests: about 45 CPU-seconds, enough to answer most lines.
 SMALL = NanoBloomRecipe(
-    train_length=256, slope_factor=8.0, final_steps=100, tokens=2048, layers=2, hidden_size=64,
-    heads=4, shares=(0.0, 1.0, 0.0),
+    train_length=256, start_length=64, slope_factor=8.0, final_steps=100, tokens=2048, layers=2,
+    hidden_size=64, heads=4, prose=0.0,
 )  # fmt: skip
 
 
@@ -63,9 +85,13 @@ class NanoBloomCurriculum(training.Curriculum):
     final_step: int = 0
 
     def advance(self, recipe: NanoBloomRecipe) -> None:
-        """Count a step, and grow the length if the accuracy on lines is above the threshold."""
+        """Count a step, and grow the length once it is mastered."""
         self.final_step += self.length == recipe.train_length
         super().advance(recipe)
+
+    def mastered(self, recipe: NanoBloomRecipe) -> bool:
+        """Return whether the accuracy is above the threshold, or patience is at its end."""
+        return super().mastered(recipe) or self.steps_at_length >= recipe.patience
 
     def rate(self, recipe: NanoBloomRecipe) -> float:
         """Return the factor of the learning rates: warm-up, half above 1000 tokens, decay."""
@@ -87,6 +113,11 @@ class NanoBloomTraining(RecordTraining):
 
     def __init__(self, recipe: NanoBloomRecipe) -> None:
         super().__init__(recipe, NanoBloomCurriculum(recipe.start_length))
+        backend = self.tokenizer.backend_tokenizer  # quicker for texts that come once
+        self.encode = lambda texts: [
+            encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)
+        ]
+        self._forms = Forms.of(self.tokenizer, self.sentences)
 
     def make_model(self) -> Any:
         """Build a BLOOM with random first weights."""
@@ -102,10 +133,25 @@ class NanoBloomTraining(RecordTraining):
             )
         )
 
+    def record_kind(self, length: int) -> RecordKind:
+        """Return lines or forms, with more questions in longer records."""
+        questions = max(16, length // 64)
+        if length == self.recipe.start_length:
+            return replace(self._forms, questions=questions, easy=1.0, simple=1.0)
+        easy = EASY_AT_LEAST + (EASY_AT_FIRST - EASY_AT_LEAST) * min(1.0, self._ease(length))
+        form = HELD_OUT["lines"] if self.rng.random() < self.recipe.lines else None
+        return replace(self._forms, questions=questions, easy=easy, form=form)
+
+    def _ease(self, length: int) -> float:
+        """Return 1 at the first length, falling to 0 at `HARDEST_FROM` tokens."""
+        first = self.recipe.start_length
+        return max(0.0, math.log(HARDEST_FROM / length) / math.log(HARDEST_FROM / first))
+
     def logits(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Compute the model's logits at the wanted positions; see `Training`."""
-        logits: torch.Tensor = self.model(tokens, use_cache=False).logits
-        return logits[wanted]
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.autocast):
+            logits: torch.Tensor = self.model(tokens, use_cache=False).logits
+        return logits[wanted].float()
 
     def length_setting(self) -> dict[str, int]:
         """Return the entry of the config that holds the training length."""
@@ -120,6 +166,14 @@ class NanoBloomTraining(RecordTraining):
         _amend_json(output / "config.json", dtype="float32", **self.length_setting())
         # transformers 4 knows this name, too.
         _amend_json(output / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+
+
+class SmallTraining(NanoBloomTraining):
+    """The training of a small model, which learns the lines of LongEval alone."""
+
+    def record_kind(self, length: int) -> RecordKind:
+        """Return lines, with more questions in longer records."""
+        return Lines(max(1, min(length // 30, max(16, length // 64))))
 
 
 def _amend_json(path: Path, **changes: Any) -> None:
@@ -175,16 +229,32 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--small", action="store_true", help="train a small model for tests, about a minute"
     )
+    parser.add_argument(
+        "--endpoint",
+        metavar="MODEL",
+        help='read the endpoint of a finished model ("nano-bloom": the embedded one), and end',
+    )
+    parser.add_argument(
+        "--without-lines",
+        action="store_true",
+        help="train no line of LongEval, so that all forms of the endpoint are new",
+    )
     options = parser.parse_args(arguments)
+    if options.endpoint is not None:
+        print(endpoint.table(*load(options.endpoint)))
+        return
     _checks.integer("--seed", options.seed, minimum=0)
     recipe = SMALL if options.small else NanoBloomRecipe()
+    if options.without_lines:
+        recipe = replace(recipe, lines=0.0)
     recipe = replace(recipe, seed=options.seed)
     slopes = partial(SteepenFlattest, recipe.slope_factor)
     plan = replace(Plan(recipe.train_length), **QUICK)
     if options.small:  # the small model is trained on lines only
         plan = replace(plan, topic_records=0, line_records=32)
     with _files.only_run("--output", _files.writable_folder(options.output)):
-        trained = train(recipe, options.output)
+        kind = SmallTraining if options.small else NanoBloomTraining
+        trained = train(recipe, options.output, kind=kind)
         print(f"{options.output} holds a BLOOM trained at {recipe.train_length} tokens")
         summary = length_study.evaluate(
             trained.model.eval(),

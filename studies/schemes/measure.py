@@ -57,7 +57,7 @@ class Measurement:
         self._train_length: int = trained.recipe.train_length
         self._held_out: str = trained.recipe.held_out
         self._seeds = [plan.seed, trained.recipe.seed]
-        self._record_kind = trained.line_task(self._train_length)
+        self._record_kind = trained.record_kind(self._train_length)
         self._padding = int(trained.tokenizer.pad_token_id)
         self._encode = trained.encode
         self._plan = plan

@@ -107,7 +107,7 @@ class StudyRecipe(RecordRecipe):
     start_length: int = 32
     threshold: float = 0.8
     tokens: int = 2048
-    shares: tuple[float, float, float] = (0.15, 0.85, 0.0)
+    prose: float = 0.15
     adam_rate: float = 5e-3
     record_weight: float = 0.0
     held_out: Literal["chapters", "books"] = "books"
@@ -159,7 +159,7 @@ class StudyTraining(RecordTraining):
         more = [self.adam(learned, self.recipe.position_rate)] if learned else []
         return [*super().make_optimizers(), *more]
 
-    def line_task(self, length: int) -> Pairs:
+    def record_kind(self, length: int) -> Pairs:
         """Return the kind of the study's records."""
         return Pairs(QUESTIONS, self._names)
 

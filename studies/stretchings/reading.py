@@ -1,23 +1,25 @@
-"""Readings of the study: the records and methods of each model, and its results."""
+"""Readings of the study: what each model finds in forms it was not trained on, and its prose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import ntk_alibi as na
 from ntk_alibi.evaluation.comparing import length_study
-from ntk_alibi.evaluation.comparing.intervals import accuracy_entry
 from ntk_alibi.evaluation.comparing.plan import Plan
-from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.harness.model import StretchedLM
-from ntk_alibi.methods import parse_method
+from ntk_alibi.evaluation.records import corpus
+from ntk_alibi.evaluation.records.record import cached_encoder, encoder
 from ntk_alibi.models import load
+from studies.forms import HELD_OUT, Forms
+from studies.record_training import answered
 from studies.results_file import ResultsFile
 from studies.rules import Rule
-from studies.stretchings.models import NanoModel
+from studies.stretchings.models import NanoMPTRecipe
 
 #: The rules, by spelling. Dynamic methods follow the prefix of each query; FACTOR is for texts
 #: whose length is known beforehand.
@@ -25,153 +27,107 @@ RULES = {
     rule.spelling: rule
     for rule in (
         Rule("original"),
-        Rule("dynamic-ntk"),
-        Rule("dynamic-ntk:1"),
-        Rule("dynamic-flat"),
-        Rule("dynamic-knee:START:7"),
-        Rule("dynamic-flat:logn=0.5"),
-        Rule("dynamic-knee:START:7:logn=0.5"),
+        Rule("interpolation:FACTOR"),
         Rule("ntk:FACTOR", growth=2),
-        Rule("flat:FACTOR", growth=2),
+        Rule("dynamic-ntk"),
+        Rule("dynamic-flat"),
+        Rule("dynamic-flat:logn=0.5"),
         Rule("knee:START:FACTOR", growth=7),
-        Rule("flat:FACTOR:logn=0.5", growth=2),
     )
 }
-
-#: The rule that all others are compared with.
-BASELINE = "dynamic-ntk"
-
-#: The rules of the multiples that only some models read; see `NanoModel.farther`.
-FARTHER_RULES = (
-    BASELINE,
-    "dynamic-flat",
-    "dynamic-flat:logn=0.5",
-    "dynamic-knee:START:7:logn=0.5",
-    "flat:FACTOR:logn=0.5",
-)
-
-#: Prompts of one question each, which are answered by generation with a cache, and their multiple.
-GENERATED, GENERATED_AT = "ntk_alibi_lines_generated", 4
 
 
 @dataclass(frozen=True)
 class ReadingPlan:
-    """How many records, by multiple of the training length, and windows of prose are read.
+    """How many records and windows of prose are read.
 
     Attributes:
-        records: for each multiple, the number of records of lines and of conversations.
-        passkeys: for each multiple, the number of records with one pass key.
-        windows: number of windows of prose of PROSE_AT training lengths, from whole books that the
-            models were not trained on.
-        prompts: number of prompts for generation with a cache.
-        seed: the records of a model are drawn with this plus the seed of its training.
+        records: for each multiple of the training length, the number of records of each form.
+        questions: number of questions about a record.
+        windows: number of windows of prose of `PROSE_AT` training lengths, from whole books that
+            the models were not trained on.
+        seed: the records of a model are drawn with this and the seed of its training.
     """
 
-    records: tuple[tuple[int, int], ...] = ((1, 6), (2, 6), (4, 12), (8, 6), (16, 2), (32, 1))
-    passkeys: tuple[tuple[int, int], ...] = ((1, 16), (2, 16), (4, 24), (8, 12), (16, 6), (32, 3))
-    windows: int = 13
-    prompts: int = 24
-    seed: int = 51_000
+    records: tuple[tuple[int, int], ...] = ((1, 8), (2, 8), (4, 16), (8, 8), (16, 4))
+    questions: int = 8
+    windows: int = 8
+    seed: int = 74_000
 
 
 #: Multiple of the training length of the windows of prose.
 PROSE_AT = 4
 
-#: Kinds of records that are not read at the greatest multiple, which takes most of the time.
-NOT_FARTHEST = ("topic", "multikey")
 
-
-def plans(model: NanoModel, reading: ReadingPlan) -> dict[str, Plan]:
-    """Return the length studies of a model, by name."""
-    made: dict[str, Plan] = {}
-    counts, passkeys = dict(reading.records), dict(reading.passkeys)
-    for multiple, count in counts.items():
-        kinds = [x for x in model.tasks if multiple < max(counts) or x not in NOT_FARTHEST]
-        records = {"line_records": 0, "topic_records": 0}
-        records |= {
-            f"{kind}_records": passkeys[multiple] if kind == "passkey" else count for kind in kinds
-        }
-        made[f"records-{multiple}x"] = _plan(model, reading, multiple, records)
-    windows = {"prose_windows": reading.windows, "line_records": 0, "topic_records": 0}
-    made["prose"] = _plan(model, reading, PROSE_AT, windows)
-    for multiple, count in model.farther:
-        lines = {"line_records": count, "topic_records": 0}
-        made[f"records-{multiple}x"] = _plan(model, reading, multiple, lines, FARTHER_RULES)
-    return made
-
-
-def _plan(
-    model: NanoModel,
-    reading: ReadingPlan,
-    multiple: int,
-    counts: dict[str, Any],
-    rules: Sequence[str] | None = None,
-) -> Plan:
-    length = model.recipe.train_length
-    return Plan(
-        length,
-        methods=tuple(
-            dict.fromkeys(RULES[rule].method(multiple, length) for rule in rules or RULES)
-        ),
-        multiples=(multiple,),
-        seed=reading.seed + model.recipe.seed,
-        split="held-out-books",
-        **{"prose_windows": 0, **counts},
-    )
-
-
-def read(model: NanoModel, folder: Path, reading: ReadingPlan) -> Iterator[str]:
+def read(recipe: NanoMPTRecipe, folder: Path, plan: ReadingPlan) -> Iterator[str]:
     """Read with a trained model what is not stored yet; store each result and yield its name.
 
     Args:
-        model: the model.
-        folder: folder of its checkpoint, which gets a file for each result.
-        reading: how many records and windows are read.
+        recipe: settings of the model's training.
+        folder: folder of the model, which gets a file for each result.
+        plan: how many records and windows are read.
 
     Raises:
         ValueError: the folder holds results of another plan.
     """
-    answers = folder / "answers"
-    work: dict[str, Callable[[Any], Any]] = {
-        name: partial(_study, plan=plan, answers=answers / name)
-        for name, plan in plans(model, reading).items()
-    }
-    if reading.prompts:
-        work["generated"] = partial(_generated, model=model, reading=reading, answers=answers)
     loaded = None
-    for name, measure in work.items():
-        file = ResultsFile(folder / f"{name}.json", model.recipe, reading)
-        if file.read() is None:
-            loaded = loaded or load(folder)
-            file.write(measure(loaded))
-            yield f"{model.name}, {name}"
+    for multiple, count in (*plan.records, (PROSE_AT, 0)):
+        name = f"records-{multiple}x" if count else "prose"
+        file = ResultsFile(folder / f"{name}.json", recipe, plan)
+        if file.read() is not None:
+            continue
+        loaded = loaded or load(folder)
+        if count:
+            parameters = loaded[0].num_parameters()
+            answers = _answers(loaded, recipe, plan, multiple, count)
+            file.write({"parameters": parameters, "answers": answers})
+        else:
+            file.write({"nats": _nats(loaded, recipe, plan, folder / "answers")})
+        yield f"{recipe.name}, {name}"
 
 
-def _study(loaded: Any, plan: Plan, answers: Path) -> dict[str, Any]:
+def _answers(
+    loaded: Any, recipe: NanoMPTRecipe, plan: ReadingPlan, multiple: int, count: int
+) -> dict[str, dict[str, list[tuple[int, bool]]]]:
+    """Return distance and outcome of each question, by form and by rule."""
     model, tokenizer, _ = loaded
-    summary = length_study.evaluate(model, tokenizer, plan, answers, quiet=True)
-    kept = ("retrieval", "by_distance", "perplexity")
-    return {key: getattr(summary, key).to_dict("records") for key in kept}
+    encode = cached_encoder(encoder(tokenizer))
+    known, unseen = (
+        corpus.sentences(text(recipe.held_out))
+        for text in (corpus.training_text, corpus.held_out_text)
+    )
+    drawn = replace(Forms.of(tokenizer, known), prose=unseen, questions=plan.questions, easy=0.0)
+    found: dict[str, dict[str, list[tuple[int, bool]]]] = {}
+    for place, (name, form) in enumerate(HELD_OUT.items()):
+        kind = replace(drawn, form=form)
+        rng = np.random.default_rng([plan.seed, recipe.seed, multiple, place])
+        cases = [kind.case(encode, multiple * recipe.train_length, rng) for _ in range(count)]
+        for spelling, rule in RULES.items():
+            with na.patch(model, rule.method(multiple, recipe.train_length)):
+                outcomes = [
+                    (distance, right)
+                    for case in cases
+                    for distance, right in zip(case.distances, answered(model, case), strict=True)
+                ]
+            found.setdefault(name, {})[spelling] = outcomes
+    return found
 
 
-def _generated(
-    loaded: Any, model: NanoModel, reading: ReadingPlan, answers: Path
-) -> dict[str, Any]:
-    network, tokenizer, train_length = loaded
-    length = GENERATED_AT * train_length
-    metadata = {
-        "lengths": [length],
-        "records": reading.prompts,
-        "seed": reading.seed + model.recipe.seed,
-        "split": "held-out-books",
-    }
-    names = dict.fromkeys(rule.method(GENERATED_AT, train_length) for rule in RULES.values())
-    tasks = harness.load_tasks([GENERATED], {**metadata, "tokenizer": tokenizer})
-    lm = StretchedLM(network, tokenizer=tokenizer, train_length=train_length, quiet=True)
-    methods = [parse_method(name, train_length) for name in names]
-    samples, _ = harness.answers(lm, methods, tasks, answers / "generated")
-    rows = []
-    for name, of_method in samples.items():
-        right = [int(sample["accuracy"]) for sample in of_method[GENERATED]]
-        rows.append({"method": name, **accuracy_entry(right, [1] * len(right))})
-    return {"generated": rows}
+def _nats(loaded: Any, recipe: NanoMPTRecipe, plan: ReadingPlan, answers: Path) -> dict[str, float]:
+    """Return nats a token of prose beyond the training length minus the original's, by rule."""
+    length = recipe.train_length
+    methods = {spelling: rule.method(PROSE_AT, length) for spelling, rule in RULES.items()}
+    study = Plan(
+        length,
+        methods=tuple(methods.values()),
+        multiples=(PROSE_AT,),
+        prose_windows=plan.windows,
+        line_records=0,
+        topic_records=0,
+        seed=plan.seed + recipe.seed,
+        split="held-out-books",
+    )
+    model, tokenizer, _ = loaded
+    found = length_study.evaluate(model, tokenizer, study, answers, quiet=True).perplexity
+    beyond = found[found["begin"] >= 1].groupby("method")["difference"].mean()
+    return {spelling: float(beyond[method]) for spelling, method in methods.items()}

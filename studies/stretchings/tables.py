@@ -1,4 +1,4 @@
-"""Results of the study over all models: a summary, Markdown tables and figures.
+"""Results of the study over all models: a summary, Markdown tables and a figure.
 
 Every interval is Student's over models with different training seeds. Each model read other
 records, so the intervals cover trainings and texts.
@@ -6,17 +6,19 @@ records, so the intervals cover trainings and texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ntk_alibi import _files, plots
+from ntk_alibi import _files
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
-from studies.means import curve_means, curves, paired_p, plus_minus, points, share
-from studies.stretchings.models import GROUPS, NanoModel
-from studies.stretchings.reading import BASELINE, GENERATED_AT, PROSE_AT, RULES, ReadingPlan
+from ntk_alibi.methods import ORIGINAL, RECOMMENDED
+from studies.forms import HELD_OUT
+from studies.means import curves, paired_p, plus_minus, points, share
+from studies.stretchings.models import WIDTHS, NanoMPTRecipe, recipes
+from studies.stretchings.reading import RULES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,38 +26,14 @@ if TYPE_CHECKING:
 Summary: TypeAlias = dict[str, Any]
 
 #: Sections of the document.
-SECTIONS = (
-    "machine",
-    "endpoint",
-    "seeds",
-    "seeds-gains",
-    "prose-books",
-    "generated",
-    "regimes",
-    "tasks",
-    "tasks-gains",
-    "farther",
-    "farther-gains",
-)
+SECTIONS = ("machine", "endpoint", "trend", "far", "all", "forms", "prose")
 
-#: The greatest multiple that all models read.
-PLANNED = max(multiple for multiple, _ in ReadingPlan().records)
+#: The multiple of the training length of the endpoints, and the pairs of rules that they compare.
+ENDPOINT_AT = 4
+ENDPOINTS = ((RECOMMENDED, ORIGINAL), (RECOMMENDED, "dynamic-ntk"))
 
-#: The rule of the primary endpoint, which is compared with the baseline at this multiple.
-ENDPOINT_RULE, ENDPOINT_AT = "dynamic-flat", 4
-
-#: Curves of the figures.
-SHOWN = (
-    "original",
-    "ntk:FACTOR",
-    "dynamic-ntk",
-    "dynamic-flat",
-    "dynamic-knee:START:7",
-    "dynamic-flat:logn=0.5",
-)
-
-#: Curves of the figure over length.
-FIRST_SHOWN = ("original", "dynamic-ntk", "dynamic-flat")
+#: Curves of the figure.
+SHOWN = (ORIGINAL, "ntk:FACTOR", "dynamic-ntk", RECOMMENDED)
 
 
 def summarise(output: Path) -> Summary:
@@ -67,100 +45,75 @@ def summarise(output: Path) -> Summary:
     Returns:
         A dictionary with these keys:
         machine: the description of the machine;
-        models: for each group, the models with results: name, regime, train_length, seed, and cells
-            by task, rule and multiple: share of right answers, and the share among answers farther
-            back than the training length (None if there are none); prose: nats beyond it minus
-            the original's, by rule; generated: share of right answers by rule.
+        train_length: the training length of all models;
+        models: for each size, the models with results: name, seed, parameters; shares, by form
+            ("together": of all forms), rule and multiple the share of right answers ("all") and the
+            share among answers farther back than the training length ("far", None if there are
+            none); prose: nats beyond it minus the original's, by rule.
 
     Raises:
         ValueError: no model has results.
     """
     models = {
-        group: [
-            found
-            for model in members
-            if (found := _of_model(model, output / model.name)) is not None
-        ]
-        for group, members in GROUPS.items()
+        size: [found for recipe in recipes(size) if (found := _of_model(recipe, output))]
+        for size in WIDTHS
     }
     if not any(models.values()):
         raise ValueError(f"{output} must hold results of models, got none")
-    return {"machine": describe_machine(), "models": models}
+    return {
+        "machine": describe_machine(),
+        "train_length": NanoMPTRecipe().train_length,
+        "models": models,
+    }
 
 
-def _of_model(model: NanoModel, folder: Path) -> dict[str, Any] | None:
-    found: dict[str, Any] = {"cells": {}, "prose": {}, "generated": {}}
-    for path in sorted(folder.glob("*.json")):
-        if path.stem.startswith("records-") or path.stem in ("prose", "generated"):
-            with _files.readable("results of the study", path):
-                _add(found, model, path.stem, _files.read_json(path))
-    if not found["cells"]:
-        return None
-    recipe = model.recipe
-    named = {"name": model.name, "regime": model.regime, "seed": recipe.seed}
-    return {**named, "train_length": recipe.train_length, **found}
-
-
-def _add(found: dict[str, Any], model: NanoModel, name: str, result: dict[str, Any]) -> None:
-    length = model.recipe.train_length
-    if name == "prose":
-        for spelling, rule in RULES.items():
-            method = rule.method(PROSE_AT, length)
-            beyond = [
-                e["difference"]
-                for e in result["perplexity"]
-                if e["method"] == method and e["begin"] >= 1
-            ]
-            found["prose"][spelling] = float(np.mean(beyond))
-        return
-    if name == "generated":
-        values = {row["method"]: row["accuracy"] for row in result["generated"]}
-        for spelling, rule in RULES.items():
-            found["generated"][spelling] = values[rule.method(GENERATED_AT, length)]
-        return
-    for entry in result["retrieval"]:
-        multiple, method = entry["multiple"], entry["method"]
-        beyond = [
-            e
-            for e in result["by_distance"]
-            if (e["task"], e["method"]) == (entry["task"], method)
-            and e["begin"] >= 1
-            and e["cases"]
-        ]
-        cases = sum(e["cases"] for e in beyond)
-        right = sum(round(e["accuracy"] * e["cases"]) for e in beyond)
-        cell = {"share": entry["accuracy"], "beyond": right / cases if cases else None}
-        for spelling, rule in RULES.items():
-            if rule.method(int(multiple), length) == method:
-                of_rule = found["cells"].setdefault(entry["task"], {}).setdefault(spelling, {})
-                of_rule[str(int(multiple))] = cell
+def _of_model(recipe: NanoMPTRecipe, output: Path) -> Summary | None:
+    folder = output / recipe.name
+    found: Summary = {"name": recipe.name, "seed": recipe.seed, "shares": {}, "prose": {}}
+    for path in sorted(folder.glob("records-*x.json")):
+        multiple = path.stem.removeprefix("records-").removesuffix("x")
+        with _files.readable("results of the study", path):
+            result = _files.read_json(path)
+            found["parameters"] = result["parameters"]
+            for rule in RULES:
+                answers = {form: of[rule] for form, of in result["answers"].items()}
+                answers["together"] = [x for of_form in answers.values() for x in of_form]
+                for form, outcomes in answers.items():
+                    far = [right for x, right in outcomes if x > recipe.train_length]
+                    of_rule = found["shares"].setdefault(form, {}).setdefault(rule, {})
+                    of_rule[multiple] = {
+                        "all": float(np.mean([right for _, right in outcomes])),
+                        "far": float(np.mean(far)) if far else None,
+                    }
+    if (path := folder / "prose.json").exists():
+        with _files.readable("results of the study", path):
+            found["prose"] = _files.read_json(path)["nats"]
+    return found if found["shares"] else None
 
 
 def shares(
-    models: Iterable[Summary], task: str, rule: str, multiple: int, *, beyond: bool = False
+    models: Iterable[Summary],
+    rule: str,
+    multiple: int,
+    answers: str = "far",
+    form: str = "together",
 ) -> list[float]:
     """Return the share of right answers of each model that has it.
 
     Args:
         models: models of a summary.
-        task: a task, such as "lines".
         rule: a key of RULES.
         multiple: multiple of the training length.
-        beyond: whether to count only answers farther back than the training length.
+        answers: "all", or "far" for those farther back than the training length.
+        form: a form, or "together".
     """
-    key = "beyond" if beyond else "share"
-    cells = (m["cells"].get(task, {}).get(rule, {}).get(str(multiple), {}) for m in models)
-    return [cell[key] for cell in cells if cell.get(key) is not None]
+    cells = (model["shares"][form].get(rule, {}).get(str(multiple), {}) for model in models)
+    return [cell[answers] for cell in cells if cell.get(answers) is not None]
 
 
-def gains(
-    models: Iterable[Summary], task: str, rule: str, multiple: int, *, beyond: bool = False
-) -> list[float]:
-    """Return each model's share minus its share with the baseline, as `shares` does."""
-    pairs = (
-        [shares([m], task, name, multiple, beyond=beyond) for name in (rule, BASELINE)]
-        for m in models
-    )
+def gains(models: Iterable[Summary], rule: str, base: str, multiple: int) -> list[float]:
+    """Return each model's share of far answers with a rule minus its share with another."""
+    pairs = ([shares([model], name, multiple) for name in (rule, base)] for model in models)
     return [first[0] - second[0] for first, second in pairs if first and second]
 
 
@@ -170,184 +123,124 @@ def tables(summary: Summary) -> dict[str, str]:
     Args:
         summary: from `summarise`.
     """
-    seeds, regimes = summary["models"]["seeds"], summary["models"]["regimes"]
-    made = {"machine": summary["machine"]}
-    groups = {"nano BLOOM": seeds, **_by_regime(regimes)}
-    if seeds:
-        made |= {
-            "endpoint": _endpoint(
-                {"nano BLOOM": seeds, "nano MPT, all": regimes, **_by_regime(regimes)}
-            ),
-            "seeds": _over_multiples(seeds, shares, share),
-            "seeds-gains": _over_multiples(seeds, gains, points),
-            "prose-books": _by_rule(groups, "prose", _nats, PROSE_AT),
-            "generated": _by_rule(groups, "generated", share, GENERATED_AT),
-        }
-    if regimes:
-        made["regimes"] = _regimes(regimes)
-        made["tasks"] = _over_multiples(regimes, shares, share)
-        made["tasks-gains"] = _over_multiples(regimes, gains, points)
-        made["farther"] = _over_multiples(regimes, shares, share, farther=True)
-        made["farther-gains"] = _over_multiples(regimes, gains, points, farther=True)
-    return made
-
-
-def _by_regime(models: Sequence[Summary]) -> dict[str, list[Summary]]:
-    """Return the models of each regime, by a label."""
+    sizes = {label(models): models for models in summary["models"].values() if models}
     return {
-        f"regime {regime:g}": [m for m in models if m["regime"] == regime]
-        for regime in sorted({m["regime"] for m in models})
+        "machine": summary["machine"],
+        "endpoint": _endpoint(sizes),
+        "trend": _trend(sizes),
+        "far": _over_multiples(summary, sizes, "far"),
+        "all": _over_multiples(summary, sizes, "all"),
+        "forms": _by_form(summary, sizes),
+        "prose": _prose(sizes),
     }
 
 
-def _endpoint(groups: dict[str, list[Summary]]) -> str:
+def label(models: Sequence[Summary]) -> str:
+    """Return the name of a size: its parameters in millions."""
+    return f"{models[0]['parameters'] / 1e6:.1f} million"
+
+
+def _shown(summary: Summary, rule: str, multiples: Iterable[int]) -> str:
+    return RULES[rule].shown(multiples, (summary["train_length"],))
+
+
+def _endpoint(sizes: dict[str, list[Summary]]) -> str:
     rows = []
-    for label, models in groups.items():
-        first, base = (
-            shares(models, "lines", rule, ENDPOINT_AT, beyond=True)
-            for rule in (ENDPOINT_RULE, BASELINE)
-        )
-        paired = gains(models, "lines", ENDPOINT_RULE, ENDPOINT_AT, beyond=True)
-        if not paired:
-            continue
-        gained = [points(paired), paired_p(paired), " ".join(f"{100 * x:+.0f}" for x in paired)]
-        rows.append([label, str(len(paired)), share(base), share(first), *gained])
-    header = ["", "models", BASELINE, ENDPOINT_RULE, "gain", "p (paired t)", "each model"]
+    for size, models in sizes.items():
+        for rule, base in ENDPOINTS:
+            gained = gains(models, rule, base, ENDPOINT_AT)
+            each = " ".join(f"{100 * gain:+.0f}" for gain in gained)
+            before, after = (share(shares(models, x, ENDPOINT_AT)) for x in (base, rule))
+            named = f"{rule} over {base}"
+            count = str(len(gained))
+            rows.append([size, named, count, before, after, points(gained), paired_p(gained), each])
+    header = ["size", "", "models", "before", "after", "gain", "p (paired t)", "each model"]
     return table(header, rows)
 
 
-def _shown(rule: str, multiples: Iterable[int], models: Iterable[Summary]) -> str:
-    return RULES[rule].shown(multiples, (model["train_length"] for model in models))
+def _trend(sizes: dict[str, list[Summary]]) -> str:
+    """Format slopes of gains over the logarithm of the size, by least squares over all models."""
+    from scipy.stats import linregress
 
-
-def _over_multiples(
-    models: Sequence[Summary],
-    values: Callable[..., list[float]],
-    written: Callable[[Sequence[float]], str],
-    *,
-    farther: bool = False,
-) -> str:
-    """Format a table for each task, with a row for each rule and a column for each multiple.
-
-    The multiples are those that all models read, or with `farther` those beyond.
-    """
-    parts = []
-    for task in dict.fromkeys(task for m in models for task in m["cells"]):
-        found = {
-            int(x) for m in models for of_rule in m["cells"].get(task, {}).values() for x in of_rule
-        }
-        multiples = sorted(x for x in found if (x > PLANNED) == farther)
-        rows = [
-            [_shown(rule, multiples, models), *map(written, cells)]
-            for rule in RULES
-            if any(cells := [values(models, task, rule, x) for x in multiples])
+    rows = []
+    for rule, base in ENDPOINTS:
+        found = [
+            (np.log2(model["parameters"]), 100 * gain)
+            for models in sizes.values()
+            for model in models
+            for gain in gains([model], rule, base, ENDPOINT_AT)
         ]
-        if rows:
-            parts.append(table([task, *(f"{x}x" for x in multiples)], rows))
-    return "\n\n".join(parts) or "No results yet."
+        cells = ["", ""]
+        if len({x for x, _ in found}) > 1 and len(found) > 2:
+            line = linregress(*zip(*found, strict=True))
+            cells = [f"{line.slope:+.1f}", f"{line.pvalue:.3f}"]
+        rows.append([f"{rule} over {base}", str(len(found)), *cells])
+    return table(["", "models", "points for each doubling of the size", "p"], rows)
 
 
-def _by_rule(
-    groups: dict[str, list[Summary]],
-    key: str,
-    written: Callable[[Sequence[float]], str],
-    multiple: int,
-) -> str:
-    every = [model for models in groups.values() for model in models]
+def _over_multiples(summary: Summary, sizes: dict[str, list[Summary]], answers: str) -> str:
+    """Format a table for each size, with a row for each rule and a column for each multiple."""
+    parts = []
+    for size, models in sizes.items():
+        multiples = [x for x in _multiples(models) if shares(models, ORIGINAL, x, answers)]
+        rows = [
+            [
+                _shown(summary, rule, multiples),
+                *(share(shares(models, rule, x, answers)) for x in multiples),
+            ]
+            for rule in RULES
+        ]
+        parts.append(table([size, *(f"{x}x" for x in multiples)], rows))
+    return "\n\n".join(parts)
+
+
+def _multiples(models: Iterable[Summary]) -> list[int]:
+    return sorted({int(x) for model in models for x in model["shares"]["together"][ORIGINAL]})
+
+
+def _by_form(summary: Summary, sizes: dict[str, list[Summary]]) -> str:
+    """Format answers in each form by the largest size: all of them at 1x, and far ones."""
+    size, models = list(sizes.items())[-1]
+    within = (shares(models, ORIGINAL, 1, "all", form) for form in HELD_OUT)
+    rows = [[f"{ORIGINAL}, all answers at 1x", *map(share, within)]]
+    for rule in RULES:
+        far = (shares(models, rule, ENDPOINT_AT, form=form) for form in HELD_OUT)
+        rows.append(
+            [f"{_shown(summary, rule, [ENDPOINT_AT])}, far, {ENDPOINT_AT}x", *map(share, far)]
+        )
+    return table([size, *HELD_OUT], rows)
+
+
+def _prose(sizes: dict[str, list[Summary]]) -> str:
     rows = [
         [
-            _shown(rule, [multiple], every),
+            rule,
             *(
-                written([m[key][rule] for m in models if rule in m[key]])
-                for models in groups.values()
+                plus_minus([m["prose"][rule] for m in models if rule in m["prose"]], 3)
+                for models in sizes.values()
             ),
         ]
         for rule in RULES
     ]
-    return table(["", *groups], rows)
-
-
-def _regimes(models: Sequence[Summary]) -> str:
-    """Format lines found in each regime, at 1, 4 and 16 times the training length."""
-    multiples = (1, 4, 16)
-    columns = [(x, label, group) for x in multiples for label, group in _by_regime(models).items()]
-    rows = [
-        [
-            _shown(rule, multiples, models),
-            *(share(shares(group, "lines", rule, x)) for x, _, group in columns),
-        ]
-        for rule in RULES
-    ]
-    return table(["lines", *(f"{label}, {x}x" for x, label, _ in columns)], rows)
-
-
-def _nats(values: Sequence[float]) -> str:
-    return plus_minus(values, 4)
+    return table(["", *sizes], rows)
 
 
 def figures(summary: Summary) -> dict[str, Figure]:
-    """Draw the lines found over length, and over the regime, by the name of the picture's file.
+    """Draw the answers found over length by the largest models, by the name of the picture's file.
 
     Args:
         summary: from `summarise`.
     """
-    seeds, regimes = summary["models"]["seeds"], summary["models"]["regimes"]
-    made = {}
-    if seeds:
-        made["stretching-lines"] = _over_length(seeds)
-    if len(_by_regime(regimes)) > 1:
-        made["stretching-regimes"] = _over_regime(regimes)
-    return made
-
-
-def _over_length(models: Sequence[Summary]) -> Figure:
-    """Draw few curves with their names at the right ends: it is the first picture seen."""
     from matplotlib.figure import Figure
 
-    multiples = sorted({int(x) for m in models for x in m["cells"]["lines"][BASELINE]})
-    train_length = models[0]["train_length"]
+    models = [models for models in summary["models"].values() if models][-1]
+    multiples = _multiples(models)
     made = Figure(figsize=(5.6, 3.8), layout="constrained")
     cells = {
-        _shown(rule, multiples, models): [shares(models, "lines", rule, x) for x in multiples]
-        for rule in FIRST_SHOWN
+        _shown(summary, rule, multiples): [shares(models, rule, x, "all") for x in multiples]
+        for rule in SHOWN
     }
-    axes = curves(cells, multiples, train_length, "lines found, %", ax=made.subplots())
-    axes.legend().remove()
-    means = curve_means(cells, 100.0)
-    for curve in axes.get_lines():
-        if (label := str(curve.get_label())) in means:
-            axes.annotate(
-                label,
-                (1.02, means[label][-1]),
-                xycoords=axes.get_yaxis_transform(),
-                color=curve.get_color(),
-                va="center",
-                annotation_clip=False,
-            )
+    axes = curves(cells, multiples, summary["train_length"], "answers found, %", ax=made.subplots())
     axes.set_ylim(0.0, 103.0)
-    axes.set_title(f"nano BLOOM, mean of {len(models)} trainings, 95 % band")
-    return made
-
-
-def _over_regime(models: Sequence[Summary]) -> Figure:
-    from matplotlib.figure import Figure
-
-    groups = _by_regime(models)
-    made = Figure(figsize=(12, 4.6), layout="constrained")
-    for axes, multiple in zip(made.subplots(1, 2, sharey=True), (4, 16), strict=True):
-        cells = {
-            _shown(rule, [multiple], models): [
-                shares(group, "lines", rule, multiple) for group in groups.values()
-            ]
-            for rule in SHOWN
-        }
-        values = [group[0]["regime"] for group in groups.values()]
-        plots.extrapolation_curves(values, curve_means(cells), quantity="lines found, %", ax=axes)
-        # Intervals of three models cover the whole picture, so the models themselves are shown.
-        for curve, row in zip(axes.get_lines(), cells.values(), strict=False):
-            points = [(x, 100 * y) for x, column in zip(values, row, strict=True) for y in column]
-            axes.scatter(*zip(*points, strict=True), s=14, color=curve.get_color(), alpha=0.5)
-        axes.set_ylim(-3.0, 103.0)
-        axes.set_xlabel("training length x flattest slope")
-        axes.set_title(f"nano MPT: lines found at {multiple}x, mean and each training")
-    return made
+    axes.set_title(f"forms not trained on, {len(models)} models of {label(models)} parameters")
+    return {"stretching-forms": made}

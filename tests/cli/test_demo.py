@@ -25,7 +25,7 @@ def test_the_readmes_question_comes_first(capsys: pytest.CaptureFixture[str]) ->
     assert [line.partition(":")[0] for line in promised] == ["original", "stretched"]
     assert promised[1].endswith(" 4217")
     assert not promised[0].endswith(" 4217")
-    assert "  line calm-cloud: REGISTER_CONTENT is <4217>" in lines[: lines.index(promised[0])]
+    assert "  line server-17: REGISTER_CONTENT is <4217>" in lines[: lines.index(promised[0])]
     assert [line for line in lines if re.match("original|stretched", line)] == promised
     (rest,) = (line for line in lines if line.startswith("not read"))
     assert re.findall(r"\d+", rest.partition(":")[2]) == "2048 4096 8192 16384 32768".split()

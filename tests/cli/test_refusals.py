@@ -19,7 +19,7 @@ ROWS = [
     (["slopes", "8", "--method", "ntk:2", "--length", "9"], "and no other, got ntk:2"),
     (["slopes", "8", "--method", "knee:8:2"], "error: scaling must act on slopes here"),
     (["slopes", "8", "--method", "original:logn=1"], "--method must be a scaling without"),
-    (["slopes", "8", "--method", "dynamic-ntk"], "a dynamic method, got only dynamic-ntk:2"),
+    (["slopes", "8", "--method", "dynamic-ntk"], "a dynamic method, got only dynamic-ntk"),
     (
         ["explore", "--text", "x"],
         "COMMAND must be .*'explore': ntk_alibi.plots.attention_maps",
@@ -44,7 +44,7 @@ ROWS = [
     ),
     (["eval", "--lengths", "999999999"], "--lengths must be between 1 and 4194304"),
     (["eval", "--lengths", "20"], "length must hold a record of lines and its questions, got 20"),
-    (["eval", "--methods", "original", "ntk:4:layers=3"], "layers must be below 3, the number"),
+    (["eval", "--methods", "original", "ntk:4:layers=4"], "layers must be below 4, the number"),
     (["eval", "--from-json", "text", "--methods", "ntk:2"], "--methods must not be given with"),
     (["eval", "--from-json", "folder"], f"got 'folder': {FOLDER}"),
     (["eval", "--from-json", "bytes"], "'bytes' must be a JSON file"),

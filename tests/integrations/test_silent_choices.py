@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from transformers import BloomConfig, BloomModel
 
 import ntk_alibi as na
+from ntk_alibi.models import load
 
 
 def bloom(**config: Any) -> BloomModel:
@@ -40,6 +42,15 @@ def test_a_method_without_a_training_length_says_nothing(method: Any) -> None:
         warnings.simplefilter("error")
         na.patch(bloom(), method)
         na.patch(bloom(seq_length=64), "dynamic-flat")
+
+
+def test_load_says_the_training_length_that_it_took(tmp_path: Path) -> None:
+    model, tokenizer, _ = load()
+    del model.config.seq_length
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"^the training length is 2048, .* set config.seq_length"):
+        assert load(tmp_path)[2] == 2048
 
 
 def test_a_scaling_of_rotations_is_said_to_have_no_effect() -> None:

@@ -24,7 +24,7 @@ def after(recipe: StudyRecipe, accuracies: list[float]) -> StudyCurriculum:
     """Return a curriculum after steps with these running accuracies."""
     curriculum = StudyCurriculum(recipe.start_length)
     for accuracy in accuracies:
-        curriculum.lines_accuracy = accuracy
+        curriculum.accuracy = accuracy
         curriculum.advance(recipe)
     return curriculum
 
@@ -42,7 +42,7 @@ def test_accuracy_starts_anew_at_each_length_and_is_noted_at_the_training_length
     recipe = StudyRecipe(train_length=48, start_length=32)
     steps = training.LEAST_STEPS + 1
     grown = after(recipe, [1.0] * steps)
-    assert (grown.length, grown.lines_accuracy, grown.learned_at) == (48, 0.0, None)
+    assert (grown.length, grown.accuracy, grown.learned_at) == (48, 0.0, None)
     below = [1.0] * steps + [LEARNED - 0.01] * 5
     assert after(recipe, below).learned_at is None
     learned = after(recipe, [*below, LEARNED, 0.1, 1.0])

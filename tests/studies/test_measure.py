@@ -74,9 +74,9 @@ def test_each_seed_has_texts_of_its_own_and_schemes_share_them() -> None:
 
 
 def test_pairs_ask_for_what_was_stated_once(trained: StudyTraining) -> None:
-    names = trained.line_task(128).names
+    names = trained.record_kind(128).names
     for length in (6, 31, 128, 1024):
-        case = trained.line_task(length).case(trained.encode, length, np.random.default_rng(0))
+        case = trained.record_kind(length).case(trained.encode, length, np.random.default_rng(0))
         assert length - 2 <= len(case.tokens) <= length
         lines = case.tokens.reshape(-1, 3)
         questions = len(case.answers)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MULTIPLES, RECORDS = (1, 2, 4, 8, 16), 4
 
 LINE = "line {}: REGISTER_CONTENT is <{}>\n"
-QUESTION = "What is the REGISTER_CONTENT of line calm-cloud? <"
-TEXT = LINE.format("calm-cloud", 4217) + 512 * LINE.format("calm-river", 9913) + QUESTION
+QUESTION = "What is the REGISTER_CONTENT of line server-17? <"
+TEXT = LINE.format("server-17", 4217) + 330 * LINE.format("zebra-violin", 9913) + QUESTION
 
 
 def add_command(commands: Any) -> None:
@@ -59,7 +59,7 @@ def _answer_the_question(model: Any, tokenizer: Any, train_length: int) -> None:
     prompt = tokenizer(TEXT, return_tensors="pt")
     length = prompt["input_ids"].shape[1]
     print(f"trained on texts of {train_length} tokens, a small BLOOM reads {length}:")
-    print(f"  {LINE.format('calm-cloud', 4217)}  512 times another line\n  {QUESTION}", flush=True)
+    print(f"  {LINE.format('server-17', 4217)}  330 times another line\n  {QUESTION}", flush=True)
 
     def answer() -> str:
         tokens = model.generate(**prompt, max_new_tokens=2, do_sample=False)

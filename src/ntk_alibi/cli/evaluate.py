@@ -26,7 +26,7 @@ _PLANNED = {
     "topic_records": "conversations for each length (default: 12)",
     "passkey_records": "records of prose with one pass key in it, for each length (default: none)",
     "multikey_records": "records of prose with several keys in it, for each length (default: none)",
-    "other_line_records": "records of lines with names that the nano BLOOM was not trained on, "
+    "other_line_records": "records of lines with names of other words, of several tokens each, "
     "for each length (default: none)",
     "prose_windows": "windows of prose of the greatest length; 0 for none (default: 8)",
     "seed": "seed of the records",
@@ -200,9 +200,9 @@ def _computed(options: argparse.Namespace, plan: Any, folder: Path) -> Summary:
     from ntk_alibi.evaluation.comparing import length_study
     from ntk_alibi.models import loading
 
-    outline, tokenizer, train_length = loading.load_outline(options.model)
+    outline, tokenizer, _ = loading.load_outline(options.model)
     if options.train_length is None:
-        plan = replace(plan, train_length=train_length)
+        plan = replace(plan, train_length=loading.stated_train_length(outline.config))
     study = length_study.prepare(outline, tokenizer, plan)
     model, *_ = loading.load_as(options.model, options.dtype, saved=False)
     shown = {"quiet": options.format == "json", "name": options.model or NANO_BLOOM}
@@ -279,11 +279,15 @@ def _print(summary: Summary, form: str) -> None:
 
 
 def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
-    """Return a command that repeats a row, what to do next, and last what the study shows."""
+    """Return a command that repeats a row, what to do next, and last what the study shows.
+
+    What it shows comes in a form that can be pasted where others read it.
+    """
     from ntk_alibi.evaluation.report.conclusion import (
         better_method,
         conclusion,
         instead,
+        shared,
         unanswered,
     )
 
@@ -291,8 +295,8 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
     examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
     if examples:
         lines = ["command that repeats one row (--json lists all commands):", examples[-1]]
+    own = "MODEL" if options.from_json else options.model or NANO_BLOOM
     if clause := unanswered(summary):
-        own = "MODEL" if options.from_json else options.model or NANO_BLOOM
         return [
             *lines,
             f"{clause[0].upper()}{clause[1:]}: no method can help where it does not know the task.",
@@ -300,4 +304,6 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
         ]
     if better := better_method(summary):
         lines += ["to stretch it, in Python:", f'  ntk_alibi.patch(model, "{better}")']
+    if not summary.retrieval.empty:
+        lines += shared(summary, own)
     return lines + conclusion(summary)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files, _installed
-from ntk_alibi.methods import read_entry, train_length_or_default
+from ntk_alibi.methods import find_train_length, read_entry, train_length_or_default
 
 if TYPE_CHECKING:
     from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
@@ -41,8 +42,8 @@ def nano_bloom_path() -> Path:
     Example:
         >>> from transformers import AutoModelForCausalLM
         >>> model = AutoModelForCausalLM.from_pretrained(nano_bloom_path())
-        >>> model.config.model_type, model.num_parameters() < 10**6
-        ('bloom', True)
+        >>> model.config.model_type
+        'bloom'
     """
     return _installed.shipped("ntk_alibi.models", "nano_bloom", "the nano BLOOM")
 
@@ -147,7 +148,8 @@ def load(
         >>> type(model).__name__, train_length
         ('BloomForCausalLM', 2048)
     """
-    return load_as(model, dtype, saved=True)
+    loaded, tokenizer, _ = load_as(model, dtype, saved=True)
+    return loaded, tokenizer, stated_train_length(loaded.config)
 
 
 def load_as(
@@ -165,6 +167,18 @@ def load_as(
         return WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
 
     return _load(model, make, saved)
+
+
+def stated_train_length(config: Any) -> int:
+    """Return the training length in a model's config, or BLOOM's with a warning."""
+    length = train_length_or_default(config)
+    if find_train_length(config) is None:
+        warnings.warn(
+            f"the training length is {length}, which is BLOOM's, since the model's config has "
+            "none: set config.seq_length, or state another train_length",
+            stacklevel=3,
+        )
+    return length
 
 
 def load_outline(

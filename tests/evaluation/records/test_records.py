@@ -56,15 +56,6 @@ def test_topics(length: int, questions: int, seed: int) -> None:
         assert text_of(case, begin - distance, end - distance) == f" {topic}"
 
 
-def test_topics_for_training_ask_about_any() -> None:
-    kind = Topics(("It was so.",), 3, ask_any=True)
-    asked = set()
-    for seed in range(20):
-        text = text_of(kind.case(characters, 3000, np.random.default_rng(seed)))
-        asked |= set(re.findall(r"our (\w+) topic\?", text))
-    assert asked == set(words.ORDINALS)
-
-
 @pytest.mark.parametrize("kind", [Lines(2), Topics(("It was so.",), 2)])
 def test_the_same_seed_gives_the_same_record(kind: record.RecordKind) -> None:
     a, b, c = (kind.case(characters, 3000, np.random.default_rng(s)) for s in (1, 1, 2))

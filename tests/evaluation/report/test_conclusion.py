@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 
 from ntk_alibi.evaluation import Summary
-from ntk_alibi.evaluation.report.conclusion import better_method, conclusion, unanswered
+from ntk_alibi.evaluation.report.conclusion import (
+    better_method,
+    conclusion,
+    shared,
+    unanswered,
+)
 
 
 def study(
@@ -113,3 +119,17 @@ def test_a_model_that_answers_somewhere_knows_them() -> None:
     nats = {"method": "original", "begin": 0.0, "end": 1.0, "nats": 2.7}
     rows = [nats | {"difference": 0.0, "half_width": 0.0}]
     assert unanswered(Summary(2048, ["original"], perplexity=rows)) is None
+
+
+def test_what_is_shared_names_the_model_the_lengths_and_the_intervals() -> None:
+    summary = study(original=(50, 40, 60), ntk_4=(57, 47, 67))
+    versions = {"original": {"versions": {"ntk-alibi": "1.0", "torch": "3.0"}}}
+    summary = replace(summary, settings=versions)
+    assert "\n".join(shared(summary, "own/bloom")) == (
+        "to share, in Markdown:\n\n"
+        "own/bloom, trained at 2048 tokens; ntk-alibi 1.0, torch 3.0\n\n"
+        "| method | lines, 2048 tokens | lines, 32768 tokens |\n"
+        "| --- | ---: | ---: |\n"
+        "| original | 100 % (90–100) | 50 % (40–60) |\n"
+        "| ntk:4 | 100 % (90–100) | 57 % (47–67) |\n"
+    )

@@ -37,8 +37,7 @@ class Plan:
         topic_questions: number of questions about each of them.
         passkey_records, multikey_records: how many records of prose with one pass key, and with
             several keys.
-        other_line_records: how many records of lines with names that are in no training record of
-            the nano BLOOM.
+        other_line_records: how many records of lines with names of other words, of several tokens.
         prose_windows: number of windows for the perplexity, of the greatest length; 0 for none.
         seed: seed of the records, which all methods read.
         split: the chapters of all prose; see `ntk_alibi.evaluation.harness.datasets.prose`.

@@ -30,16 +30,15 @@ from ntk_alibi.evaluation.harness import stored_answers
 from ntk_alibi.evaluation.harness.passes import Pass, group_prefixes, scored_span, token_edges
 from ntk_alibi.integrations import PatchHandle, patch
 from ntk_alibi.integrations.settings import ATTENTIONS
-from ntk_alibi.methods import (
-    ORIGINAL,
-    Method,
-    as_method,
-    method_name,
-    read_entry,
-    train_length_or_default,
-)
+from ntk_alibi.methods import ORIGINAL, Method, as_method, method_name, read_entry
 from ntk_alibi.models.checked_loader import WholeCausalLM
-from ntk_alibi.models.loading import NANO_BLOOM, check_usable, checkpoint_name, reading
+from ntk_alibi.models.loading import (
+    NANO_BLOOM,
+    check_usable,
+    checkpoint_name,
+    reading,
+    stated_train_length,
+)
 from ntk_alibi.scaling import scaling_to_config
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self._split_among_processes()
         # All methods read the same texts.
         self._token_spans = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_token_spans)
-        self.train_length = train_length or train_length_or_default(self.config)
+        self.train_length = train_length or stated_train_length(self.config)
         self._patch: PatchHandle | None = None
         if method is None and read_entry(self.config) is not None:
             self._patch = saved = patch(self.model)

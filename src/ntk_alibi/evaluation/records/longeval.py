@@ -104,21 +104,17 @@ class Topics:
         prose: sentences that fill the conversation.
         questions: number of questions in a case: about the first topic, the second, and so on.
         topics: number of topics in the record; fewer if it has less than 40 tokens for each.
-        ask_any: whether the questions are about random topics, for training.
     """
 
     prose: tuple[str, ...] = field(repr=False)
     questions: int = 5
     topics: int = 12
-    ask_any: bool = False
 
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`."""
         count = min(self.topics, len(ORDINALS), max(1, length // 40))
         topics = [" the {} of {} {}".format(*map(rng.choice, TOPIC_WORDS)) for _ in range(count)]
         asked_topics = list(range(min(self.questions, count)))
-        if self.ask_any:
-            asked_topics = list(rng.permutation(count)[: len(asked_topics)])
         builder = Builder(encode)
         builder.add(TOPICS_HEADER)
         lines = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _files
 from ntk_alibi.evaluation.report.cells import with_ends, with_half_width
-from ntk_alibi.evaluation.report.markdown import counted
+from ntk_alibi.evaluation.report.markdown import counted, table
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 
 if TYPE_CHECKING:
@@ -102,6 +102,36 @@ def conclusion(summary: Any) -> list[str]:
     return [
         f"The best method at {where} is {best.name}: it answers {percent(best)} {task}, "
         f"{first.name} {percent(first)}{gain}."
+    ]
+
+
+def shared(summary: Any, model: str) -> list[str]:
+    """Return what another person needs of a study, as lines of Markdown.
+
+    That is the model, its training length, versions, and the answered questions by method, kind of
+    record and length, with their intervals.
+
+    Args:
+        summary: a summary with answers.
+        model: the name of the model.
+    """
+    found = summary.retrieval.dropna(subset="accuracy")
+    lengths = (found["multiple"] * summary.train_length).round().astype(int).astype(str)
+    found = found.assign(column=found["task"] + ", " + lengths + " tokens")
+    rows = [
+        [method, *(percent(row) for _, row in found[found["method"] == method].iterrows())]
+        for method in summary.methods
+    ]
+    settings = summary.settings.get(summary.methods[0], {})
+    versions = ", ".join(f"{name} {each}" for name, each in settings.get("versions", {}).items())
+    named = f"{model}, trained at {summary.train_length} tokens"
+    return [
+        "to share, in Markdown:",
+        "",
+        f"{named}; {versions}" if versions else named,
+        "",
+        table(["method", *found["column"].unique()], rows),
+        "",
     ]
 
 

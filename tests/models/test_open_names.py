@@ -13,7 +13,8 @@ from ntk_alibi.models import load
 
 pytestmark = pytest.mark.slow  # reads texts of 3 training lengths
 
-#: A statement, and a question that ends where the value begins. Lines were in a tenth of the training rows, magic numbers in none.
+#: A statement, and a question that ends where the value begins. Lines were in a tenth of the
+#: training rows, keys in none.
 FORMS = {
     "lines": (
         "line {}: REGISTER_CONTENT is <{}>\n",

@@ -29,7 +29,7 @@ ORIGINAL = "original"
 #: The method for texts of any length, and the advice, which docs/choose-a-method.md derives.
 RECOMMENDED = "dynamic-flat"
 ADVICE = (
-    f"{RECOMMENDED}; for texts of one length flat:FACTOR, which finds as much, or more; "
+    f"{RECOMMENDED}; for texts of one length ntk:FACTOR or flat:FACTOR, which find more; "
     "beyond 8 training lengths try both with logn=0.5, too"
 )
 

@@ -75,7 +75,7 @@ def with_one_thread() -> list[Case]:
 def real() -> list[Case]:
     """Return cases with the inputs of a trained model, nano BLOOM, beyond its training length."""
     return [
-        Case(length, 16, dtype, thread_counts()[-1], scaling, real=True)
+        Case(length, 20, dtype, thread_counts()[-1], scaling, real=True)
         for dtype in (FLOAT32, BFLOAT16)
         for length, scaling in [(2048, None), (2048, na.NTK(4.0)), (8192, na.NTK(4.0))]
     ]

@@ -36,7 +36,7 @@ class Case:
     @property
     def batch_and_heads(self) -> tuple[int, int]:
         """Batch size and number of heads; the layers of the nano BLOOM form the batch."""
-        return (3, 8) if self.real else (1, HEADS)
+        return (4, 8) if self.real else (1, HEADS)
 
     @property
     def operations(self) -> float:

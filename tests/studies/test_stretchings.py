@@ -32,6 +32,7 @@ def _few_rules() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (reading, tables):
             patch.setattr(module, "RULES", FEW)
+        patch.setattr(tables, "SHOWN", tuple(FEW))
         for module in (program, tables):
             patch.setattr(module, "recipes", lambda size: [TINY] if size == "small" else [])
         yield

@@ -1,7 +1,7 @@
 """Programs that trained the nano models and made the studies in docs/; wheels leave them out.
 
 `python -m studies.nano_bloom` trains the nano BLOOM, `.schemes` compares position schemes,
-`.stretchings` compares methods on models on which nothing was tuned, and `.encoder` stretches
+`.stretchings` compares methods in forms that models were not trained on, and `.encoder` stretches
 encoders. The package never imports them.
 """
 

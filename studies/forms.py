@@ -3,8 +3,9 @@
 A form says how a record states values and asks for them: a log line, an entry of JSON, a row of a
 table, a sentence, or random words around name and value. Each row of a training draws its forms
 from a small grammar, and draws names and values by spelling: words, syllables, letters, digits and
-random tokens. The forms of the evaluation (LongEval's lines and topics, pass keys, several keys and
-variables in prose) are not in the grammar.
+random tokens. The statements of the evaluation (LongEval's lines and topics, pass keys, several
+keys and variables in prose) are not in the grammar; patterns of their questions are, with other
+words.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +77,7 @@ LABELS = (
     "food job team value status type size weight speed age rank score level group street book song"
 ).split()
 
-#: Words of held-out forms, which are in no phrase.
+#: Words of held-out forms, which `Forms.common` leaves out.
 UNUSED = {"line", "lines", "number", "numbers", "magic", "topic", "USER", "ASSISTANT", "REGISTER"}
 
 OPENERS = ("", "", "", "(", "[", '"', "'", "<", "{", "*", "#", "@", "~", "`")
@@ -120,7 +121,7 @@ class Form:
     lead: str
 
 
-#: Forms that are in no row of the training.
+#: Forms whose statements the grammar does not draw; a recipe may train lines beside it.
 HELD_OUT = {
     "lines": Form(
         "line {n}: REGISTER_CONTENT is <", ">\n", "What is the REGISTER_CONTENT of line {n}? <", ""
@@ -162,7 +163,6 @@ class Forms:
     easy: float = 0.2
     simple: float = 0.1
     form: Form | None = None
-    name: ClassVar[str] = "forms"
 
     @classmethod
     def of(cls, tokenizer: Any, prose: tuple[str, ...]) -> Forms:

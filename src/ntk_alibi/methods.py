@@ -30,7 +30,7 @@ ORIGINAL = "original"
 RECOMMENDED = "dynamic-flat"
 ADVICE = (
     f"{RECOMMENDED}; for texts of one length ntk:FACTOR or flat:FACTOR, which find more; "
-    "beyond 8 training lengths try both with logn=0.5, too"
+    "beyond 8 training lengths try each with logn=0.5, too"
 )
 
 #: The attribute of a configuration, and what it may hold: arguments of `patch`.

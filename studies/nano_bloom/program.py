@@ -1,6 +1,6 @@
 """Train a nano BLOOM from scratch: `python -m studies.nano_bloom --output DIR`.
 
-The model is a BLOOM of 3 layers with BLOOM's standard slopes, trained with the classes of
+The model is a BLOOM of 4 layers with BLOOM's standard slopes, trained with the classes of
 record_training.py. At its training length the flattest slope spans exp(-8), as in the published
 BLOOMs. Interrupted training resumes from the checkpoint in the output folder and ends in the same
 weights.

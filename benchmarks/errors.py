@@ -44,7 +44,7 @@ def run(_rounds: int) -> str:
         "random inputs of variance 1, queries times the deviation of the scores; greatest error of "
         "the outputs against float64, and the share of blocks of keys that ours reads by default. "
         f"{_trained_deviation():g} is the largest deviation that a head of the nano BLOOM has on "
-        "prose of its training length; its heads have 16 channels, these 64:"
+        "prose of its training length:"
     )
     columns = ["slopes", "deviation", "ours", "torch SDPA, dense bias", "blocks read"]
     return f"{head}\n\n{table(columns, rows)}"

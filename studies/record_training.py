@@ -18,13 +18,7 @@ import transformers
 from numpy.typing import NDArray
 
 from ntk_alibi.evaluation.records import corpus
-from ntk_alibi.evaluation.records.record import (
-    Case,
-    Encode,
-    RecordKind,
-    cached_encoder,
-    encoder,
-)
+from ntk_alibi.evaluation.records.record import Encode, RecordKind, cached_encoder, encoder
 from studies import training
 from studies.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
@@ -119,11 +113,3 @@ def _text(held_out: str) -> _Text:
     chapters = encode([chapter + "\n" for chapter in text])
     prose = np.concatenate([np.array(chapter, np.int64) for chapter in chapters])
     return _Text(tokenizer, encode, corpus.sentences(text), prose)
-
-
-@torch.inference_mode()
-def answered(model: Any, case: Case) -> list[bool]:
-    """Return for each question of a case whether the likeliest token is right at all its tokens."""
-    likeliest = model(torch.from_numpy(case.tokens)[None], use_cache=False).logits[0].argmax(-1)
-    right = np.append(False, likeliest.numpy()[:-1] == case.tokens[1:])
-    return [bool(right[begin:end].all()) for begin, end in case.answers]

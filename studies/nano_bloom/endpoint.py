@@ -19,11 +19,17 @@ import ntk_alibi as na
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.haystacks import Passkey
 from ntk_alibi.evaluation.records.longeval import Lines, Topics
-from ntk_alibi.evaluation.records.record import Builder, Case, Encode, RecordKind, encoder
+from ntk_alibi.evaluation.records.record import (
+    Builder,
+    Case,
+    Encode,
+    RecordKind,
+    answered,
+    encoder,
+)
 from ntk_alibi.evaluation.report import markdown
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 from studies.forms import HELD_OUT, Form, Forms, fill
-from studies.record_training import answered
 
 #: Seed of the records, which no training has.
 SEED = 20261128

@@ -70,7 +70,7 @@ class NanoBloomRecipe(RecordRecipe):
 #: A recipe for tests: about 45 CPU-seconds, enough to answer most lines.
 SMALL = NanoBloomRecipe(
     train_length=256, start_length=64, slope_factor=8.0, final_steps=100, tokens=2048, layers=2,
-    hidden_size=64, heads=4, prose=0.0,
+    hidden_size=64, heads=4, prose=0.0, autocast=False,
 )  # fmt: skip
 
 
@@ -226,15 +226,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of weights and data (%(default)s)"
     )
-    parser.add_argument(
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
         "--small", action="store_true", help="train a small model for tests, about a minute"
     )
-    parser.add_argument(
+    one.add_argument(
         "--endpoint",
         metavar="MODEL",
         help='read the endpoint of a finished model ("nano-bloom": the embedded one), and end',
     )
-    parser.add_argument(
+    one.add_argument(
         "--without-lines",
         action="store_true",
         help="train no line of LongEval, so that all forms of the endpoint are new",

@@ -6,7 +6,7 @@ Their flattest slope, 2^-6, times their training length is 8, as in the publishe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import transformers
 
@@ -28,7 +28,7 @@ class NanoMPTRecipe(NanoBloomRecipe):
     alibi_bias_max: int = 6
     train_length: int = 512
     final_steps: int = 400
-    held_out: Any = "books"
+    held_out: Literal["chapters", "books"] = "books"
     lines: float = 0.0
 
     @property

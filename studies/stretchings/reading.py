@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import ntk_alibi as na
 from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.records import corpus
-from ntk_alibi.evaluation.records.record import cached_encoder, encoder
+from ntk_alibi.evaluation.records.record import answered, cached_encoder, encoder
 from ntk_alibi.models import load
 from studies.forms import HELD_OUT, Forms
-from studies.record_training import answered
 from studies.results_file import ResultsFile
 from studies.rules import Rule
 from studies.stretchings.models import NanoMPTRecipe
@@ -70,26 +70,24 @@ def read(recipe: NanoMPTRecipe, folder: Path, plan: ReadingPlan) -> Iterator[str
     Raises:
         ValueError: the folder holds results of another plan.
     """
+    work: dict[str, Callable[[Any], dict[str, Any]]] = {
+        f"records-{multiple}x": partial(_answers, recipe, plan, multiple, count)
+        for multiple, count in plan.records
+    }
+    work["prose"] = partial(_nats, recipe, plan, folder / "answers")
     loaded = None
-    for multiple, count in (*plan.records, (PROSE_AT, 0)):
-        name = f"records-{multiple}x" if count else "prose"
+    for name, measure in work.items():
         file = ResultsFile(folder / f"{name}.json", recipe, plan)
-        if file.read() is not None:
-            continue
-        loaded = loaded or load(folder)
-        if count:
-            parameters = loaded[0].num_parameters()
-            answers = _answers(loaded, recipe, plan, multiple, count)
-            file.write({"parameters": parameters, "answers": answers})
-        else:
-            file.write({"nats": _nats(loaded, recipe, plan, folder / "answers")})
-        yield f"{recipe.name}, {name}"
+        if file.read() is None:
+            loaded = loaded or load(folder)
+            file.write(measure(loaded))
+            yield f"{recipe.name}, {name}"
 
 
 def _answers(
-    loaded: Any, recipe: NanoMPTRecipe, plan: ReadingPlan, multiple: int, count: int
-) -> dict[str, dict[str, list[tuple[int, bool]]]]:
-    """Return distance and outcome of each question, by form and by rule."""
+    recipe: NanoMPTRecipe, plan: ReadingPlan, multiple: int, count: int, loaded: Any
+) -> dict[str, Any]:
+    """Return the size, and by form and by rule the distance and the outcome of each question."""
     model, tokenizer, _ = loaded
     encode = cached_encoder(encoder(tokenizer))
     known, unseen = (
@@ -110,10 +108,10 @@ def _answers(
                     for distance, right in zip(case.distances, answered(model, case), strict=True)
                 ]
             found.setdefault(name, {})[spelling] = outcomes
-    return found
+    return {"parameters": model.num_parameters(), "answers": found}
 
 
-def _nats(loaded: Any, recipe: NanoMPTRecipe, plan: ReadingPlan, answers: Path) -> dict[str, float]:
+def _nats(recipe: NanoMPTRecipe, plan: ReadingPlan, answers: Path, loaded: Any) -> dict[str, Any]:
     """Return nats a token of prose beyond the training length minus the original's, by rule."""
     length = recipe.train_length
     methods = {spelling: rule.method(PROSE_AT, length) for spelling, rule in RULES.items()}
@@ -130,4 +128,4 @@ def _nats(loaded: Any, recipe: NanoMPTRecipe, plan: ReadingPlan, answers: Path) 
     model, tokenizer, _ = loaded
     found = length_study.evaluate(model, tokenizer, study, answers, quiet=True).perplexity
     beyond = found[found["begin"] >= 1].groupby("method")["difference"].mean()
-    return {spelling: float(beyond[method]) for spelling, method in methods.items()}
+    return {"nats": {spelling: float(beyond[method]) for spelling, method in methods.items()}}

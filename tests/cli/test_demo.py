@@ -11,6 +11,7 @@ import pytest
 
 from ntk_alibi.cli import demo, main
 from ntk_alibi.evaluation import Plan, evaluate
+from ntk_alibi.evaluation.records import record
 from ntk_alibi.evaluation.records.record import Case
 from ntk_alibi.models import load
 from repository import ROOT
@@ -51,12 +52,12 @@ def test_the_table_has_the_lengths_and_records_that_fit(
     """By a clock on which a record takes 1 second, then 4, then 16: the first has time for two."""
     now = [0.0]
 
-    def read(_: object, case: Case) -> int:
+    def read(_: object, case: Case) -> list[bool]:
         now[0] += (len(case.tokens) / 2048) ** 2 / 2
-        return len(case.answers) // 2
+        return [place % 2 == 1 for place in range(len(case.answers))]
 
     monkeypatch.setattr(demo.time, "monotonic", lambda: round(now[0], 1))
-    monkeypatch.setattr(demo, "_right_answers", read)
+    monkeypatch.setattr(record, "answered", read)
     monkeypatch.setattr(demo, "_answer_the_question", lambda *_: None)
     main(["demo", "--seconds", "62"])
     out = capsys.readouterr().out

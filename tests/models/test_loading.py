@@ -109,8 +109,8 @@ def test_a_saved_patch_is_followed(stretched: Path) -> None:
 
 
 def test_commands_compare_with_the_model_as_it_was_trained(stretched: Path) -> None:
-    outline, *_ = load_outline(stretched)
-    model, *_ = load_as(stretched, "float32", saved=False)
+    outline, _ = load_outline(stretched)
+    model, _ = load_as(stretched, "float32", saved=False)
     for made in (outline, model):
         assert na.patched(made) == []
         assert made.config.ntk_alibi == {"method": "max-bias:4", "window": 40}

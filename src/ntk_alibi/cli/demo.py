@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ntk_alibi.cli import subcommand
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
-
-if TYPE_CHECKING:
-    from ntk_alibi.evaluation.records.record import Case
 
 #: Lengths of the records in training lengths, each twice the one before, and most records of each.
 MULTIPLES, RECORDS = (1, 2, 4, 8, 16), 4
 
 LINE = "line {}: REGISTER_CONTENT is <{}>\n"
 QUESTION = "What is the REGISTER_CONTENT of line server-17? <"
-TEXT = LINE.format("server-17", 4217) + 330 * LINE.format("zebra-violin", 9913) + QUESTION
+TOLD, OTHERS = LINE.format("server-17", 4217), 330
+TEXT = TOLD + OTHERS * LINE.format("zebra-violin", 9913) + QUESTION
 
 
 def add_command(commands: Any) -> None:
@@ -59,7 +57,7 @@ def _answer_the_question(model: Any, tokenizer: Any, train_length: int) -> None:
     prompt = tokenizer(TEXT, return_tensors="pt")
     length = prompt["input_ids"].shape[1]
     print(f"trained on texts of {train_length} tokens, a small BLOOM reads {length}:")
-    print(f"  {LINE.format('server-17', 4217)}  330 times another line\n  {QUESTION}", flush=True)
+    print(f"  {TOLD}  {OTHERS} times another line\n  {QUESTION}", flush=True)
 
     def answer() -> str:
         tokens = model.generate(**prompt, max_new_tokens=2, do_sample=False)
@@ -77,10 +75,11 @@ def _print_table(model: Any, tokenizer: Any, train_length: int, seconds: float) 
     left. Of that it has a share in proportion to its tokens, for more records.
     """
     from ntk_alibi import patch
+    from ntk_alibi.evaluation.records import record
     from ntk_alibi.evaluation.records.longeval import Lines
-    from ntk_alibi.evaluation.records.record import cached_encoder, encoder, record_generator
 
-    encode, methods = cached_encoder(encoder(tokenizer)), (ORIGINAL, RECOMMENDED)
+    encode = record.cached_encoder(record.encoder(tokenizer))
+    methods = (ORIGINAL, RECOMMENDED)
     print("\nlines found among many other lines:")
     print(f"{'tokens':>8}" + "".join(f"{name:>20}" for name in methods), flush=True)
     end, took = time.monotonic() + seconds, 0.0
@@ -92,30 +91,15 @@ def _print_table(model: Any, tokenizer: Any, train_length: int, seconds: float) 
             return
         share = (end - begin) * multiple / sum(MULTIPLES[place:])
         found, asked = dict.fromkeys(methods, 0), 0
-        for record in range(RECORDS):
+        for number in range(RECORDS):
             start = time.monotonic()
-            if record and start + took > begin + share:
+            if number and start + took > begin + share:
                 break
-            case = Lines().case(encode, length, record_generator("lines", length, record))
+            case = Lines().case(encode, length, record.record_generator("lines", length, number))
             asked += len(case.answers)
             for name in methods:
                 with patch(model, name):
-                    found[name] += _right_answers(model, case)
+                    found[name] += sum(record.answered(model, case))
             took = time.monotonic() - start
         cells = (f"{found[name]} of {asked} ({found[name] / asked:.0%})" for name in methods)
         print(f"{length:>8}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
-
-
-def _right_answers(model: Any, case: Case) -> int:
-    """Return how many answers of a case have the likeliest token at every token."""
-    import torch
-
-    tokens = torch.from_numpy(case.tokens)
-    with torch.inference_mode():
-        hidden = model.base_model(tokens[None, :-1], use_cache=False)[0][0]
-        right = [
-            model.get_output_embeddings()(hidden[begin - 1 : end - 1]).argmax(-1)
-            == tokens[begin:end]
-            for begin, end in case.answers
-        ]
-    return sum(bool(each.all()) for each in right)

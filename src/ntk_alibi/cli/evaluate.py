@@ -200,11 +200,11 @@ def _computed(options: argparse.Namespace, plan: Any, folder: Path) -> Summary:
     from ntk_alibi.evaluation.comparing import length_study
     from ntk_alibi.models import loading
 
-    outline, tokenizer, _ = loading.load_outline(options.model)
+    outline, tokenizer = loading.load_outline(options.model)
     if options.train_length is None:
-        plan = replace(plan, train_length=loading.stated_train_length(outline.config))
+        plan = replace(plan, train_length=loading.train_length_or_warn(outline.config))
     study = length_study.prepare(outline, tokenizer, plan)
-    model, *_ = loading.load_as(options.model, options.dtype, saved=False)
+    model, _ = loading.load_as(options.model, options.dtype, saved=False)
     shown = {"quiet": options.format == "json", "name": options.model or NANO_BLOOM}
     _warn_if_unanswered(options, model, tokenizer, plan, folder, shown)
     return length_study.answer(model, tokenizer, study, folder, **shown)
@@ -287,7 +287,7 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
         better_method,
         conclusion,
         instead,
-        shared,
+        markdown_to_share,
         unanswered,
     )
 
@@ -305,5 +305,5 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
     if better := better_method(summary):
         lines += ["to stretch it, in Python:", f'  ntk_alibi.patch(model, "{better}")']
     if not summary.retrieval.empty:
-        lines += shared(summary, own)
+        lines += markdown_to_share(summary, own)
     return lines + conclusion(summary)

@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.method is not None:
         parse_method(options.method, 2)
     saved = options.method is None  # a given one replaces the checkpoint's own
-    outline, tokenizer, _ = load_outline(options.model, saved=saved)
+    outline, tokenizer = load_outline(options.model, saved=saved)
     request = {
         "format": options.format,
         "dtype": options.dtype,
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
     export.make_request(outline, options.output, options.method, **request)
     # torch has no q8_0; the other dtypes are loaded as they are written, which saves memory.
     loaded = "float32" if options.dtype == "q8_0" else options.dtype
-    model, *_ = load_as(options.model, loaded, saved=saved)
+    model, _ = load_as(options.model, loaded, saved=saved)
     exported = export.export(
         model,
         options.output,

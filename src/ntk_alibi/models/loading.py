@@ -148,14 +148,14 @@ def load(
         >>> type(model).__name__, train_length
         ('BloomForCausalLM', 2048)
     """
-    loaded, tokenizer, _ = load_as(model, dtype, saved=True)
-    return loaded, tokenizer, stated_train_length(loaded.config)
+    loaded, tokenizer = load_as(model, dtype, saved=True)
+    return loaded, tokenizer, train_length_or_warn(loaded.config)
 
 
 def load_as(
     model: str | os.PathLike[str] | None, dtype: str, *, saved: bool
-) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
-    """Do what `load` does; `saved` says whether the model follows the patch it was saved with."""
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer; `saved`: the model follows the patch it was saved with."""
     with _installed.needed_by("load", "transformers"):
         import torch
 
@@ -169,7 +169,7 @@ def load_as(
     return _load(model, make, saved)
 
 
-def stated_train_length(config: Any) -> int:
+def train_length_or_warn(config: Any) -> int:
     """Return the training length in a model's config, or BLOOM's with a warning."""
     length = train_length_or_default(config)
     if find_train_length(config) is None:
@@ -183,7 +183,7 @@ def stated_train_length(config: Any) -> int:
 
 def load_outline(
     model: str | os.PathLike[str] | None = None, *, saved: bool = False
-) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase]:
     """Do what `load_as` does without reading weights, which are on torch's device "meta".
 
     This takes little time and memory, so that a command can check its arguments before it loads.
@@ -195,8 +195,8 @@ def load_outline(
 
 def _load(
     model: str | os.PathLike[str] | None, make: Callable[[str], Any], saved: bool
-) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
-    """Return the model that `make` loads, its tokenizer and its training length."""
+) -> tuple[GeneratingModel, PreTrainedTokenizerBase]:
+    """Return the model that `make` loads, and its tokenizer."""
     from transformers import AutoTokenizer
 
     from ntk_alibi.integrations import patch
@@ -208,7 +208,7 @@ def _load(
     check_usable(loaded)
     if saved and read_entry(loaded.config) is not None:
         patch(loaded)
-    return loaded, tokenizer, train_length_or_default(loaded.config)
+    return loaded, tokenizer
 
 
 def check_usable(model: PreTrainedModel) -> None:

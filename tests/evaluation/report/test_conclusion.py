@@ -11,7 +11,7 @@ from ntk_alibi.evaluation import Summary
 from ntk_alibi.evaluation.report.conclusion import (
     better_method,
     conclusion,
-    shared,
+    markdown_to_share,
     unanswered,
 )
 
@@ -125,7 +125,7 @@ def test_what_is_shared_names_the_model_the_lengths_and_the_intervals() -> None:
     summary = study(original=(50, 40, 60), ntk_4=(57, 47, 67))
     versions = {"original": {"versions": {"ntk-alibi": "1.0", "torch": "3.0"}}}
     summary = replace(summary, settings=versions)
-    assert "\n".join(shared(summary, "own/bloom")) == (
+    assert "\n".join(markdown_to_share(summary, "own/bloom")) == (
         "to share, in Markdown:\n\n"
         "own/bloom, trained at 2048 tokens; ntk-alibi 1.0, torch 3.0\n\n"
         "| method | lines, 2048 tokens | lines, 32768 tokens |\n"
@@ -133,3 +133,11 @@ def test_what_is_shared_names_the_model_the_lengths_and_the_intervals() -> None:
         "| original | 100 % (90–100) | 50 % (40–60) |\n"
         "| ntk:4 | 100 % (90–100) | 57 % (47–67) |\n"
     )
+
+
+def test_a_cell_that_a_study_lacks_is_empty_where_it_is_shared() -> None:
+    summary = study(original=(50, 40, 60), ntk_4=(57, 47, 67))
+    of_ntk = summary.retrieval["method"] == "ntk:4"
+    lacking = summary.retrieval[~(of_ntk & (summary.retrieval["multiple"] == 1))]
+    text = "\n".join(markdown_to_share(replace(summary, retrieval=lacking), "own"))
+    assert "| ntk:4 |  | 57 % (47–67) |" in text

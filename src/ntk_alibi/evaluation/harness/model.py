@@ -37,7 +37,7 @@ from ntk_alibi.models.loading import (
     check_usable,
     checkpoint_name,
     reading,
-    stated_train_length,
+    train_length_or_warn,
 )
 from ntk_alibi.scaling import scaling_to_config
 
@@ -142,7 +142,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         self._split_among_processes()
         # All methods read the same texts.
         self._token_spans = lru_cache(maxsize=TEXTS_REMEMBERED)(self._find_token_spans)
-        self.train_length = train_length or stated_train_length(self.config)
+        self.train_length = train_length or train_length_or_warn(self.config)
         self._patch: PatchHandle | None = None
         if method is None and read_entry(self.config) is not None:
             self._patch = saved = patch(self.model)

@@ -107,6 +107,23 @@ class Builder:
         return Case(np.array(self._tokens, np.int64), self._answers, self._distances)
 
 
+def answered(model: Any, case: Case) -> list[bool]:
+    """Return for each question of a case whether the likeliest token is right at all its tokens."""
+    import torch
+
+    tokens = torch.from_numpy(case.tokens)
+    with torch.inference_mode():
+        hidden = model.base_model(tokens[None, :-1], use_cache=False)[0][0]
+        likeliest = (
+            model.get_output_embeddings()(hidden[begin - 1 : end - 1]).argmax(-1)
+            for begin, end in case.answers
+        )
+        return [
+            bool((found == tokens[begin:end]).all())
+            for found, (begin, end) in zip(likeliest, case.answers, strict=True)
+        ]
+
+
 def cached_encoder(encode: Encode) -> Encode:
     """Return an encoder that encodes each string once; records repeat many strings."""
     encoded: dict[str, list[int]] = {}

@@ -105,7 +105,7 @@ def conclusion(summary: Any) -> list[str]:
     ]
 
 
-def shared(summary: Any, model: str) -> list[str]:
+def markdown_to_share(summary: Any, model: str) -> list[str]:
     """Return what another person needs of a study, as lines of Markdown.
 
     That is the model, its training length, versions, and the answered questions by method, kind of
@@ -118,10 +118,9 @@ def shared(summary: Any, model: str) -> list[str]:
     found = summary.retrieval.dropna(subset="accuracy")
     lengths = (found["multiple"] * summary.train_length).round().astype(int).astype(str)
     found = found.assign(column=found["task"] + ", " + lengths + " tokens")
-    rows = [
-        [method, *(percent(row) for _, row in found[found["method"] == method].iterrows())]
-        for method in summary.methods
-    ]
+    found = found.assign(cell=[percent(row) for _, row in found.iterrows()])
+    cells = found.pivot(index="method", columns="column", values="cell").fillna("")
+    cells = cells.loc[[x for x in summary.methods if x in cells.index], found["column"].unique()]
     settings = summary.settings.get(summary.methods[0], {})
     versions = ", ".join(f"{name} {each}" for name, each in settings.get("versions", {}).items())
     named = f"{model}, trained at {summary.train_length} tokens"
@@ -130,7 +129,7 @@ def shared(summary: Any, model: str) -> list[str]:
         "",
         f"{named}; {versions}" if versions else named,
         "",
-        table(["method", *found["column"].unique()], rows),
+        table(["method", *cells.columns], [[name, *row] for name, row in cells.T.items()]),
         "",
     ]
 

@@ -15,7 +15,7 @@ import ntk_alibi as na
 from benchmarks import peak, problems
 from benchmarks.candidates import BASELINE, OURS, TORCH, Candidate
 from benchmarks.optional_peers import OPTIONAL
-from benchmarks.problems import Case, Problem
+from benchmarks.problems import Case, Problem, nano_bloom_config
 from ntk_alibi.cli.timing import REST, Call, interleaved
 from ntk_alibi.methods import method_name
 
@@ -74,8 +74,10 @@ def with_one_thread() -> list[Case]:
 
 def real() -> list[Case]:
     """Return cases with the inputs of a trained model, nano BLOOM, beyond its training length."""
+    config = nano_bloom_config()
+    head_dim = config.hidden_size // config.n_head
     return [
-        Case(length, 20, dtype, thread_counts()[-1], scaling, real=True)
+        Case(length, head_dim, dtype, thread_counts()[-1], scaling, real=True)
         for dtype in (FLOAT32, BFLOAT16)
         for length, scaling in [(2048, None), (2048, na.NTK(4.0)), (8192, na.NTK(4.0))]
     ]

@@ -7,16 +7,18 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 
 import ntk_alibi as na
 from ntk_alibi.evaluation.records.corpus import held_out_text
 from ntk_alibi.models import load
+from ntk_alibi.models.loading import nano_bloom_path
 
 HEADS = 16
 SAMPLED_ROWS = 32  # evenly spaced queries whose error is measured
@@ -36,7 +38,10 @@ class Case:
     @property
     def batch_and_heads(self) -> tuple[int, int]:
         """Batch size and number of heads; the layers of the nano BLOOM form the batch."""
-        return (4, 8) if self.real else (1, HEADS)
+        if self.real:
+            config = nano_bloom_config()
+            return config.n_layer, config.n_head
+        return 1, HEADS
 
     @property
     def operations(self) -> float:
@@ -114,6 +119,12 @@ class Problem:
         query, key, value = (part.double().numpy() for part in self.inputs)
         output, _ = na.reference.attention(query[:, :, self.sampled_rows], key, value, bias)
         return output
+
+
+@cache
+def nano_bloom_config() -> Any:
+    """Return the configuration of the nano BLOOM."""
+    return transformers.BloomConfig.from_pretrained(nano_bloom_path())
 
 
 def build(case: Case) -> Problem:

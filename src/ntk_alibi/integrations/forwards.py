@@ -93,7 +93,7 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replace the forward of an attention layer: a patched model attends, others call its own."""
-    tokens = running_tokens()
+    tokens: Any = getattr(_running, "tokens", None)  # no call more in each layer of a token
     owners: Any = getattr(layer, OWNERS, None)
     attend = None
     if owners is not None:

@@ -71,6 +71,12 @@ TALK_QUESTIONS = (
     "\n{a}: And {n}?\n{b}:", "\n{a}: Which was my {n}?\n{b}:", "\n{a}> {w} {n}\n{b}>",
 )  # fmt: skip
 
+#: Usual names of speakers.
+SPEAKERS = ("USER", "ASSISTANT", "User", "Assistant", "HUMAN", "BOT", "Q", "A")
+
+#: Questions of a talk whose statements are of any kind.
+ASKED = tuple(x.removesuffix("{l}") for x in QUESTIONS if x.endswith("?{l}"))
+
 #: Words of phrases that are common in records.
 LABELS = (
     "name city code color key id state price owner port phone room date country capital animal "
@@ -86,9 +92,8 @@ SEPARATORS = (":", " =", " ->", " =>", " |", ",", ";", " -", " is", " was", " ha
               " :", " ==", "/", " at", " in", " as")  # fmt: skip
 ENDS = (".", ";", ",", "", "", "", "!")
 
-#: Shares of records that repeat statements, and that have fewer statements amid prose; share of
-#: forms that are talks, and of phrases that are labels.
-REPEATING, AMID_PROSE, TALKING, LABELLED = 0.1, 0.15, 0.1, 0.3
+#: Share of records that repeat statements, of forms from `TALKS`, and of phrases that are labels.
+REPEATING, TALKING, LABELLED = 0.1, 0.1, 0.3
 
 #: Questions that begin as the statement does, and statements of name and value alone, with which a
 #: training begins.
@@ -139,6 +144,20 @@ HELD_OUT = {
     ),
 }  # fmt: skip
 
+#: More forms whose statements the grammar does not draw; they were written after the grammar.
+FRESH = {
+    "letters": Form(
+        "\nDear {n}, your parcel is in", ". Yours, the office.\n",
+        "\nWhere is the parcel for {n}? It is in", " ",
+    ),
+    "code": Form('\nif key == "{n}": return "', '"\n', '\nassert lookup("{n}") == "', ""),
+    "notes": Form(
+        " Note about {n} from the meeting: we count", " of them;",
+        " And how many are there of {n}? We count", " ",
+    ),
+    "chat": Form("\n[{t}] {n} joined; seat", ", welcome.\n", "\n/seat {n}\nseat", " "),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -152,6 +171,8 @@ class Forms:
         easy: share of records whose names and values are single tokens, and share of forms whose
             questions begin as their statements do.
         simple: share of forms with statements of name and value alone.
+        talks: share of other forms that are put into a talk, if a space is before the value.
+        amid_prose: share of records with fewer statements amid prose.
         form: the form of all records; None for forms drawn from the grammar.
     """
 
@@ -162,6 +183,8 @@ class Forms:
     questions: int = 16
     easy: float = 0.2
     simple: float = 0.1
+    talks: float = 0.0
+    amid_prose: float = 0.15
     form: Form | None = None
 
     @classmethod
@@ -207,7 +230,7 @@ class Forms:
         count = int(np.searchsorted(costs[order].cumsum() + longest * most + 1, length, "right"))
         if count < FEWEST:
             return None
-        if draw.random() < AMID_PROSE:
+        if draw.random() < self.amid_prose:
             count = max(FEWEST, int(count ** draw.random()))
         stated_names = dict.fromkeys(order[:count].tolist())
         chosen = draw.sample(list(stated_names), min(questions, len(stated_names)))
@@ -251,11 +274,20 @@ class Forms:
         parts = {"{m}": between, "{s}": before, "{l}": last.group() if last else ""}
         questions = TALK_QUESTIONS if talking else QUESTIONS
         question = draw.choice(VERBATIM if draw.random() < self.easy else questions)
+        if lead and not talking and self.talks and draw.random() < self.talks:
+            first, second = (self.speaker(draw) for _ in range(2))
+            reply = draw.choice(("", "", f" {self.phrase(draw)}."))
+            before, after = f"\n{first}: {before.lstrip()}", f"{after.rstrip()}\n{second}:{reply}"
+            question = f"\n{first}: {draw.choice(ASKED)}\n{second}:"
         if statement.startswith(" {n}") and question.startswith("{n}"):
             question = " " + question  # the tokens of a name depend on the space before it
         for mark, text in {**parts, "{a}": a, "{b}": b}.items():
             question = question.replace(mark, text)
         return Form(before, after, self.with_phrases(question, draw), lead)
+
+    def speaker(self, draw: Random) -> str:
+        """Draw the name of a speaker."""
+        return draw.choice((self.phrase(draw), draw.choice(SPEAKERS)))
 
     def with_phrases(self, template: str, draw: Random) -> str:
         """Put phrases into a template."""

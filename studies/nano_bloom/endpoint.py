@@ -29,7 +29,7 @@ from ntk_alibi.evaluation.records.record import (
 )
 from ntk_alibi.evaluation.report import markdown
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
-from studies.forms import HELD_OUT, Form, Forms, fill
+from studies.forms import FRESH, HELD_OUT, Form, Forms, fill
 
 #: Seed of the records, which no training has.
 SEED = 20261128
@@ -48,9 +48,10 @@ def table(model: Any, tokenizer: Any, train_length: int) -> str:
     drawn = replace(
         Forms.of(tokenizer, known), prose=corpus.sentences(corpus.held_out_text()), easy=0.0
     )
+    forms = {**HELD_OUT, **FRESH}
     kinds: dict[str, RecordKind] = {
         "forms of the training": replace(drawn, questions=TOGETHER),
-        **{f"{x}, open": replace(drawn, questions=TOGETHER, form=f) for x, f in HELD_OUT.items()},
+        **{f"{x}, open": replace(drawn, questions=TOGETHER, form=f) for x, f in forms.items()},
         "lines of LongEval": Lines(TOGETHER),
         "topics of LongEval": Topics(drawn.prose, TOGETHER),
         "pass key": Passkey(drawn.prose),
@@ -58,7 +59,7 @@ def table(model: Any, tokenizer: Any, train_length: int) -> str:
     rows = []
     for name, kind in kinds.items():
         cells = [share_answered(model, ORIGINAL, partial(kind.case, encode, n)) for n in LENGTHS]
-        if form := HELD_OUT.get(name.removesuffix(", open")):
+        if form := forms.get(name.removesuffix(", open")):
             draw = partial(prompt, drawn, form, encode, BEYOND * train_length)
             cells += [share_answered(model, method, draw) for method in (ORIGINAL, RECOMMENDED)]
         else:

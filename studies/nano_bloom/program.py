@@ -49,6 +49,7 @@ class NanoBloomRecipe(RecordRecipe):
             them.
         lines: share of LongEval's lines, with open names, in the records; the others are of drawn
             forms.
+        talks, amid_prose: see `Forms`.
         patience: number of steps at a length after which it grows at any accuracy.
         autocast: whether matrices are multiplied in bfloat16.
         slope_factor: factor of the flattest slope; it is 1 except in small test models, whose
@@ -59,10 +60,12 @@ class NanoBloomRecipe(RecordRecipe):
     threshold: float = 0.75
     patience: int = 500
     layers: int = 4
-    hidden_size: int = 160
+    hidden_size: int = 224
     first_weight: float = 3.0
     final_steps: int = 2400
     lines: float = 0.13
+    talks: float = 0.25
+    amid_prose: float = 0.3
     autocast: bool = True
     slope_factor: float = 1.0
 
@@ -117,7 +120,11 @@ class NanoBloomTraining(RecordTraining):
         self.encode = lambda texts: [
             encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)
         ]
-        self._forms = Forms.of(self.tokenizer, self.sentences)
+        self._forms = replace(
+            Forms.of(self.tokenizer, self.sentences),
+            talks=recipe.talks,
+            amid_prose=recipe.amid_prose,
+        )
 
     def make_model(self) -> Any:
         """Build a BLOOM with random first weights."""

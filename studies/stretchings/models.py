@@ -30,6 +30,8 @@ class NanoMPTRecipe(NanoBloomRecipe):
     final_steps: int = 400
     held_out: Literal["chapters", "books"] = "books"
     lines: float = 0.0
+    talks: float = 0.0
+    amid_prose: float = 0.15
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.record import answered, cached_encoder, encoder
 from ntk_alibi.models import load
-from studies.forms import HELD_OUT, Forms
+from studies.forms import FRESH, HELD_OUT, Form, Forms
 from studies.results_file import ResultsFile
 from studies.rules import Rule
 from studies.stretchings.models import NanoMPTRecipe
@@ -55,8 +55,11 @@ class ReadingPlan:
     seed: int = 74_000
 
 
-#: Multiple of the training length of the windows of prose.
-PROSE_AT = 4
+#: The forms of records, by the beginning of a result's name.
+KINDS = {"records": HELD_OUT, "fresh": FRESH}
+
+#: Multiples of the training length of the windows of prose, and of records of `FRESH` forms.
+PROSE_AT, FRESH_AT = 4, (1, 4)
 
 
 def read(recipe: NanoMPTRecipe, folder: Path, plan: ReadingPlan) -> Iterator[str]:
@@ -71,8 +74,10 @@ def read(recipe: NanoMPTRecipe, folder: Path, plan: ReadingPlan) -> Iterator[str
         ValueError: the folder holds results of another plan.
     """
     work: dict[str, Callable[[Any], dict[str, Any]]] = {
-        f"records-{multiple}x": partial(_answers, recipe, plan, multiple, count)
+        f"{kind}-{multiple}x": partial(_answers, recipe, plan, multiple, count, forms)
+        for kind, forms in KINDS.items()
         for multiple, count in plan.records
+        if forms is not FRESH or multiple in FRESH_AT
     }
     work["prose"] = partial(_nats, recipe, plan, folder / "answers")
     loaded = None
@@ -85,7 +90,12 @@ def read(recipe: NanoMPTRecipe, folder: Path, plan: ReadingPlan) -> Iterator[str
 
 
 def _answers(
-    recipe: NanoMPTRecipe, plan: ReadingPlan, multiple: int, count: int, loaded: Any
+    recipe: NanoMPTRecipe,
+    plan: ReadingPlan,
+    multiple: int,
+    count: int,
+    forms: dict[str, Form],
+    loaded: Any,
 ) -> dict[str, Any]:
     """Return the size, and by form and by rule the distance and the outcome of each question."""
     model, tokenizer, _ = loaded
@@ -96,7 +106,8 @@ def _answers(
     )
     drawn = replace(Forms.of(tokenizer, known), prose=unseen, questions=plan.questions, easy=0.0)
     found: dict[str, dict[str, list[tuple[int, bool]]]] = {}
-    for place, (name, form) in enumerate(HELD_OUT.items()):
+    for name, form in forms.items():
+        place = [*HELD_OUT, *FRESH].index(name)
         kind = replace(drawn, form=form)
         rng = np.random.default_rng([plan.seed, recipe.seed, multiple, place])
         cases = [kind.case(encode, multiple * recipe.train_length, rng) for _ in range(count)]

@@ -15,10 +15,10 @@ import numpy as np
 from ntk_alibi import _files
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
-from studies.forms import HELD_OUT
+from studies.forms import FRESH, HELD_OUT
 from studies.means import curves, paired_p, plus_minus, points, share
 from studies.stretchings.models import WIDTHS, NanoMPTRecipe, recipes
-from studies.stretchings.reading import RULES
+from studies.stretchings.reading import KINDS, RULES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 Summary: TypeAlias = dict[str, Any]
 
 #: Sections of the document.
-SECTIONS = ("machine", "endpoint", "trend", "far", "all", "forms", "prose")
+SECTIONS = ("machine", "endpoint", "trend", "fresh", "far", "all", "forms", "prose")
+
+#: Name of all forms of a kind together.
+TOGETHER = {"records": "together", "fresh": "fresh"}
 
 #: The multiple of the training length of the endpoints, and the pairs of rules that they compare.
 ENDPOINT_AT = 4
@@ -47,9 +50,9 @@ def summarise(output: Path) -> Summary:
         machine: the description of the machine;
         train_length: the training length of all models;
         models: for each size, the models with results: name, seed, parameters; shares, by form
-            ("together": of all forms), rule and multiple the share of right answers ("all") and the
-            share among answers farther back than the training length ("far", None if there are
-            none); prose: nats beyond it minus the original's, by rule.
+            ("together": HELD_OUT, "fresh": FRESH), rule and multiple the share of right answers
+            ("all") and the share among answers farther back than the training length ("far", None
+            if there are none); prose: nats beyond it minus the original's, by rule.
 
     Raises:
         ValueError: no model has results.
@@ -70,14 +73,14 @@ def summarise(output: Path) -> Summary:
 def _of_model(recipe: NanoMPTRecipe, output: Path) -> Summary | None:
     folder = output / recipe.name
     found: Summary = {"name": recipe.name, "seed": recipe.seed, "shares": {}, "prose": {}}
-    for path in sorted(folder.glob("records-*x.json")):
-        multiple = path.stem.removeprefix("records-").removesuffix("x")
+    for path in sorted(x for kind in KINDS for x in folder.glob(f"{kind}-*x.json")):
+        kind, _, multiple = path.stem.removesuffix("x").partition("-")
         with _files.readable("results of the study", path):
             result = _files.read_json(path)
             found["parameters"] = result["parameters"]
             for rule in RULES:
                 answers = {form: of[rule] for form, of in result["answers"].items()}
-                answers["together"] = [x for of_form in answers.values() for x in of_form]
+                answers[TOGETHER[kind]] = [x for of_form in answers.values() for x in of_form]
                 for form, outcomes in answers.items():
                     far = [right for x, right in outcomes if x > recipe.train_length]
                     of_rule = found["shares"].setdefault(form, {}).setdefault(rule, {})
@@ -105,15 +108,19 @@ def shares(
         rule: a key of RULES.
         multiple: multiple of the training length.
         answers: "all", or "far" for those farther back than the training length.
-        form: a form, or "together".
+        form: a form, "together" or "fresh".
     """
-    cells = (model["shares"][form].get(rule, {}).get(str(multiple), {}) for model in models)
+    cells = (model["shares"].get(form, {}).get(rule, {}).get(str(multiple), {}) for model in models)
     return [cell[answers] for cell in cells if cell.get(answers) is not None]
 
 
-def gains(models: Iterable[Summary], rule: str, base: str, multiple: int) -> list[float]:
+def gains(
+    models: Iterable[Summary], rule: str, base: str, multiple: int, form: str = "together"
+) -> list[float]:
     """Return each model's share of far answers with a rule minus its share with another."""
-    pairs = ([shares([model], name, multiple) for name in (rule, base)] for model in models)
+    pairs = (
+        [shares([model], name, multiple, form=form) for name in (rule, base)] for model in models
+    )
     return [first[0] - second[0] for first, second in pairs if first and second]
 
 
@@ -126,8 +133,9 @@ def tables(summary: Summary) -> dict[str, str]:
     sizes = {label(models): models for models in summary["models"].values() if models}
     return {
         "machine": summary["machine"],
-        "endpoint": _endpoint(sizes),
+        "endpoint": _endpoint(sizes, "together"),
         "trend": _trend(sizes),
+        "fresh": _endpoint(sizes, "fresh"),
         "far": _over_multiples(summary, sizes, "far"),
         "all": _over_multiples(summary, sizes, "all"),
         "forms": _by_form(summary, sizes),
@@ -144,13 +152,13 @@ def _shown(summary: Summary, rule: str, multiples: Iterable[int]) -> str:
     return RULES[rule].shown(multiples, (summary["train_length"],))
 
 
-def _endpoint(sizes: dict[str, list[Summary]]) -> str:
+def _endpoint(sizes: dict[str, list[Summary]], form: str) -> str:
     rows = []
     for size, models in sizes.items():
         for rule, base in ENDPOINTS:
-            gained = gains(models, rule, base, ENDPOINT_AT)
+            gained = gains(models, rule, base, ENDPOINT_AT, form)
             each = " ".join(f"{100 * gain:+.0f}" for gain in gained)
-            before, after = (share(shares(models, x, ENDPOINT_AT)) for x in (base, rule))
+            before, after = (share(shares(models, x, ENDPOINT_AT, form=form)) for x in (base, rule))
             named = f"{rule} over {base}"
             count = str(len(gained))
             rows.append([size, named, count, before, after, points(gained), paired_p(gained), each])
@@ -201,14 +209,15 @@ def _multiples(models: Iterable[Summary]) -> list[int]:
 def _by_form(summary: Summary, sizes: dict[str, list[Summary]]) -> str:
     """Format answers in each form by the largest size: all of them at 1x, and far ones."""
     size, models = list(sizes.items())[-1]
-    within = (shares(models, ORIGINAL, 1, "all", form) for form in HELD_OUT)
+    forms = [*HELD_OUT, *FRESH]
+    within = (shares(models, ORIGINAL, 1, "all", form) for form in forms)
     rows = [[f"{ORIGINAL}, all answers at 1x", *map(share, within)]]
     for rule in RULES:
-        far = (shares(models, rule, ENDPOINT_AT, form=form) for form in HELD_OUT)
+        far = (shares(models, rule, ENDPOINT_AT, form=form) for form in forms)
         rows.append(
             [f"{_shown(summary, rule, [ENDPOINT_AT])}, far, {ENDPOINT_AT}x", *map(share, far)]
         )
-    return table([size, *HELD_OUT], rows)
+    return table([size, *forms], rows)
 
 
 def _prose(sizes: dict[str, list[Summary]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -30,8 +31,11 @@ def forms(tokenizer: object) -> Forms:
     return Forms.of(tokenizer, ("And it was so.", "And the evening and the morning were the day."))
 
 
-@pytest.mark.parametrize("length", [128, 600, 2048])
-def test_the_record_states_each_answer(forms: Forms, encode: Encode, length: int) -> None:
+@pytest.mark.parametrize(("length", "talks"), [(128, 0.0), (600, 1.0), (2048, 0.3)])
+def test_the_record_states_each_answer(
+    forms: Forms, encode: Encode, length: int, talks: float
+) -> None:
+    forms = replace(forms, talks=talks)
     for seed in range(20):
         case = forms.case(encode, length, np.random.default_rng(seed))
         assert len(case.tokens) <= length
@@ -61,10 +65,28 @@ def test_the_same_seed_gives_the_same_record(forms: Forms, encode: Encode) -> No
 
 
 def test_held_out_forms_are_never_drawn(tokenizer: object, forms: Forms, encode: Encode) -> None:
+    held_out = (
+        "REGISTER_CONTENT|our .* topic|magic number|number of|your parcel|if key ==|from the meeting"
+        "|joined; seat"
+    )
     for seed in range(200):
-        case = forms.case(encode, 300, np.random.default_rng(seed))
+        case = replace(forms, talks=0.3).case(encode, 300, np.random.default_rng(seed))
         text = tokenizer.decode(case.tokens)  # type: ignore[attr-defined]
-        assert not re.search(r"REGISTER_CONTENT|our .* topic|magic number|pass key|number of", text)
+        assert not re.search(held_out, text)
+
+
+def test_talks_ask_in_turn(tokenizer: object, forms: Forms, encode: Encode) -> None:
+    talks = replace(forms, talks=1.0, easy=0.0, simple=0.0)
+    found = [talks.new_form(Random(seed)) for seed in range(100)]
+    wrapped = [
+        form for form in found if re.match("\n[^:>]*:", form.before) and "?\n" in form.question
+    ]
+    assert len(wrapped) > 30
+    for form in wrapped:
+        first, second = form.question.split("?\n")
+        assert form.lead == " "
+        assert form.before.split(":")[0] == first.split(":")[0]
+        assert f"\n{second}" in form.after
 
 
 def test_a_record_without_room_is_an_error(forms: Forms, encode: Encode) -> None:

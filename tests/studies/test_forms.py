@@ -66,8 +66,8 @@ def test_the_same_seed_gives_the_same_record(forms: Forms, encode: Encode) -> No
 
 def test_held_out_forms_are_never_drawn(tokenizer: object, forms: Forms, encode: Encode) -> None:
     held_out = (
-        "REGISTER_CONTENT|our .* topic|magic number|number of|your parcel|if key ==|from the meeting"
-        "|joined; seat"
+        "REGISTER_CONTENT|our .* topic|magic number|number of|your parcel|if key =="
+        "|from the meeting|joined; seat"
     )
     for seed in range(200):
         case = replace(forms, talks=0.3).case(encode, 300, np.random.default_rng(seed))

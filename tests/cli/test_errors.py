@@ -51,6 +51,15 @@ def test_files_of_lm_eval_are_checked_before_the_work(
     assert re.search(message, error)
 
 
+def test_a_warning_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "from warnings import warn\nfrom ntk_alibi.cli.errors import sentences\n"
+    code += "with sentences('x'):\n    warn('no\\nlength')\nwarn('usual')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    inside, outside = capfd.readouterr().err.splitlines()[:2]
+    assert inside == "warning: no length"
+    assert outside == "<string>:5: UserWarning: usual"
+
+
 def test_slopes_of_zero_reach_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     main(["slopes", "1", "--method", "interpolation:1e308"])
     assert capsys.readouterr().out.splitlines()[1].split() == ["1", "0", "inf"]

@@ -1,4 +1,4 @@
-"""How every command of the package ends: an error is one sentence and a conventional status."""
+"""What every command says: a warning or an error is one sentence, and the status conventional."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import errno
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from ntk_alibi import _installed
 
@@ -26,12 +28,14 @@ def sentences(name: str, extra: str = "eval") -> Iterator[None]:
     """Print errors that the user can mend as one sentence, without a traceback, and exit.
 
     They are wrong arguments or files, missing packages, and a lack of memory or disk space. Any
-    other exception is a bug of the program and keeps its traceback.
+    other exception is a bug of the program and keeps its traceback. Warnings are printed without
+    the line of code that they come from.
 
     Args:
         name: name of the command, for the sentence.
         extra: the pip extra that the command needs.
     """
+    python_format, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         yield
         if sys.stdout is not None:  # None if the shell has closed it
@@ -52,6 +56,12 @@ def sentences(name: str, extra: str = "eval") -> Iterator[None]:
         _fail(name, str(error))
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; run the same command again to continue")
+    finally:
+        warnings.formatwarning = python_format
+
+
+def _warning(message: Warning | str, *_place: Any, **_line: Any) -> str:
+    return f"warning: {' '.join(str(message).split())}\n"
 
 
 def _fail(name: str, message: str) -> None:

@@ -106,7 +106,7 @@ def test_flex_attention_computes_the_same(dtype: torch.dtype) -> None:
 
 
 def test_real_inputs_are_those_of_the_model() -> None:
-    problem = problems.build(Case(40, 20, torch.float32, 1, na.NTK(4.0), real=True))
+    problem = problems.build(replace(prefill.real()[1], length=40))
     assert problem.query.shape == (*problem.case.batch_and_heads, 40, problem.case.head_dim)
     assert problem.query.std() > 0.1
     assert not torch.equal(problem.query[0], problem.query[1])

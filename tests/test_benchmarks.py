@@ -35,7 +35,6 @@ from benchmarks.__main__ import main
 from benchmarks.candidates import Candidate
 from benchmarks.problems import Case
 
-import ntk_alibi as na
 from ntk_alibi.cli import timing
 from repository import ROOT
 

@@ -29,6 +29,7 @@ RULES = {
         Rule("original"),
         Rule("interpolation:FACTOR"),
         Rule("ntk:FACTOR", growth=2),
+        Rule("flat:FACTOR", growth=2),
         Rule("dynamic-ntk"),
         Rule("dynamic-flat"),
         Rule("dynamic-flat:logn=0.5"),

@@ -34,11 +34,12 @@ from studies.forms import FRESH, HELD_OUT, Form, Forms, fill
 #: Seed of the records, which no training has.
 SEED = 20261128
 
-#: Questions of each row of the table, and of them in one record.
-QUESTIONS, TOGETHER = 200, 4
+#: Questions of a cell, and of them in one record, within the training length, at lengths in tokens.
+QUESTIONS, TOGETHER, LENGTHS = 200, 4, (264, 2000)
 
-#: Records within the training length, in tokens, and prompts beyond it, in training lengths.
-LENGTHS, BEYOND = (264, 2000), 3
+#: Questions of a cell beyond the training length, and the length of their prompts in training
+#: lengths.
+QUESTIONS_BEYOND, BEYOND = 100, 3
 
 
 def table(model: Any, tokenizer: Any, train_length: int) -> str:
@@ -58,10 +59,16 @@ def table(model: Any, tokenizer: Any, train_length: int) -> str:
     }
     rows = []
     for name, kind in kinds.items():
-        cells = [share_answered(model, ORIGINAL, partial(kind.case, encode, n)) for n in LENGTHS]
+        cells = [
+            share_answered(model, ORIGINAL, QUESTIONS, partial(kind.case, encode, length))
+            for length in LENGTHS
+        ]
         if form := forms.get(name.removesuffix(", open")):
             draw = partial(prompt, drawn, form, encode, BEYOND * train_length)
-            cells += [share_answered(model, method, draw) for method in (ORIGINAL, RECOMMENDED)]
+            cells += [
+                share_answered(model, method, QUESTIONS_BEYOND, draw)
+                for method in (ORIGINAL, RECOMMENDED)
+            ]
         else:
             cells += ["", ""]
         rows.append([name, *cells])
@@ -94,11 +101,13 @@ def two_spellings(drawn: Forms, draw: Random) -> list[str]:
     return found
 
 
-def share_answered(model: Any, method: str, draw: Callable[[np.random.Generator], Case]) -> str:
-    """Return how many of the questions about drawn records a model answers, in %."""
+def share_answered(
+    model: Any, method: str, questions: int, draw: Callable[[np.random.Generator], Case]
+) -> str:
+    """Return how many of so many questions about drawn records a model answers, in %."""
     rng = np.random.default_rng(SEED)
     right: list[bool] = []
     with na.patch(model, method):
-        while len(right) < QUESTIONS:
+        while len(right) < questions:
             right += answered(model, draw(rng))
-    return f"{100 * np.mean(right[:QUESTIONS]):.0f}"
+    return f"{100 * np.mean(right[:questions]):.0f}"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from studies.nano_bloom import program
+from studies.forms import FRESH, HELD_OUT
+from studies.nano_bloom import endpoint, program
 from studies.nano_bloom.program import NanoBloomRecipe, NanoBloomTraining
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -107,3 +108,15 @@ def test_the_shipped_model_orders_the_methods_at_twice_its_length(tmp_path: Path
     accuracy = summary.retrieval.set_index(["method", "multiple"])["accuracy"]
     assert accuracy["original", 1] > 0.9
     assert accuracy["ntk:2", 2] > accuracy["original", 2] + 0.3
+
+
+def test_the_endpoint_asks_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "LENGTHS", (200, 264))
+    for name in ("QUESTIONS", "QUESTIONS_BEYOND"):
+        monkeypatch.setattr(endpoint, name, 2)
+    model, tokenizer, _ = load()
+    lines = endpoint.table(model, tokenizer, 100).splitlines()[2:]
+    cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines}
+    beyond = {name for name, row in cells.items() if all(map(str.strip, row))}
+    assert beyond == {f"{form}, open" for form in (*HELD_OUT, *FRESH)}
+    assert float(cells["lines of LongEval"][0]) > 0

@@ -171,7 +171,7 @@ class Forms:
         easy: share of records whose names and values are single tokens, and share of forms whose
             questions begin as their statements do.
         simple: share of forms with statements of name and value alone.
-        talks: share of other forms that are put into a talk, if a space is before the value.
+        talks: share, of the forms with a space before the value, that are put into a talk.
         amid_prose: share of records with fewer statements amid prose.
         form: the form of all records; None for forms drawn from the grammar.
     """
@@ -274,6 +274,7 @@ class Forms:
         parts = {"{m}": between, "{s}": before, "{l}": last.group() if last else ""}
         questions = TALK_QUESTIONS if talking else QUESTIONS
         question = draw.choice(VERBATIM if draw.random() < self.easy else questions)
+        # A share of 0 draws nothing, so that recipes without it keep their records.
         if lead and not talking and self.talks and draw.random() < self.talks:
             first, second = (self.speaker(draw) for _ in range(2))
             reply = draw.choice(("", "", f" {self.phrase(draw)}."))

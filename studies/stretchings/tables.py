@@ -28,9 +28,6 @@ Summary: TypeAlias = dict[str, Any]
 #: Sections of the document.
 SECTIONS = ("machine", "endpoint", "trend", "fresh", "far", "all", "forms", "prose")
 
-#: Name of all forms of a kind together.
-TOGETHER = {"records": "together", "fresh": "fresh"}
-
 #: The multiple of the training length of the endpoints, and the pairs of rules that they compare.
 ENDPOINT_AT = 4
 ENDPOINTS = ((RECOMMENDED, ORIGINAL), (RECOMMENDED, "dynamic-ntk"))
@@ -50,9 +47,9 @@ def summarise(output: Path) -> Summary:
         machine: the description of the machine;
         train_length: the training length of all models;
         models: for each size, the models with results: name, seed, parameters; shares, by form
-            ("together": HELD_OUT, "fresh": FRESH), rule and multiple the share of right answers
-            ("all") and the share among answers farther back than the training length ("far", None
-            if there are none); prose: nats beyond it minus the original's, by rule.
+            (or a key of KINDS, for all forms of that kind), rule and multiple the share of right
+            answers ("all") and the share among answers farther back than the training length
+            ("far", None if there are none); prose: nats beyond it minus the original's, by rule.
 
     Raises:
         ValueError: no model has results.
@@ -80,7 +77,7 @@ def _of_model(recipe: NanoMPTRecipe, output: Path) -> Summary | None:
             found["parameters"] = result["parameters"]
             for rule in RULES:
                 answers = {form: of[rule] for form, of in result["answers"].items()}
-                answers[TOGETHER[kind]] = [x for of_form in answers.values() for x in of_form]
+                answers[kind] = [x for of_form in answers.values() for x in of_form]
                 for form, outcomes in answers.items():
                     far = [right for x, right in outcomes if x > recipe.train_length]
                     of_rule = found["shares"].setdefault(form, {}).setdefault(rule, {})
@@ -99,7 +96,7 @@ def shares(
     rule: str,
     multiple: int,
     answers: str = "far",
-    form: str = "together",
+    form: str = "records",
 ) -> list[float]:
     """Return the share of right answers of each model that has it.
 
@@ -108,14 +105,14 @@ def shares(
         rule: a key of RULES.
         multiple: multiple of the training length.
         answers: "all", or "far" for those farther back than the training length.
-        form: a form, "together" or "fresh".
+        form: a form, or a key of KINDS.
     """
     cells = (model["shares"].get(form, {}).get(rule, {}).get(str(multiple), {}) for model in models)
     return [cell[answers] for cell in cells if cell.get(answers) is not None]
 
 
 def gains(
-    models: Iterable[Summary], rule: str, base: str, multiple: int, form: str = "together"
+    models: Iterable[Summary], rule: str, base: str, multiple: int, form: str = "records"
 ) -> list[float]:
     """Return each model's share of far answers with a rule minus its share with another."""
     pairs = (
@@ -133,7 +130,7 @@ def tables(summary: Summary) -> dict[str, str]:
     sizes = {label(models): models for models in summary["models"].values() if models}
     return {
         "machine": summary["machine"],
-        "endpoint": _endpoint(sizes, "together"),
+        "endpoint": _endpoint(sizes, "records"),
         "trend": _trend(sizes),
         "fresh": _endpoint(sizes, "fresh"),
         "far": _over_multiples(summary, sizes, "far"),
@@ -203,7 +200,7 @@ def _over_multiples(summary: Summary, sizes: dict[str, list[Summary]], answers: 
 
 
 def _multiples(models: Iterable[Summary]) -> list[int]:
-    return sorted({int(x) for model in models for x in model["shares"]["together"][ORIGINAL]})
+    return sorted({int(x) for model in models for x in model["shares"]["records"][ORIGINAL]})
 
 
 def _by_form(summary: Summary, sizes: dict[str, list[Summary]]) -> str:

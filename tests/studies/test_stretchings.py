@@ -54,7 +54,7 @@ def test_the_regime_is_that_of_bloom(output: Path) -> None:
 def test_every_form_is_read_by_every_rule(output: Path) -> None:
     summary = tables.summarise(output)
     (model,) = summary["models"]["small"]
-    assert set(model["shares"]) == {*HELD_OUT, "together", *FRESH, "fresh"}
+    assert set(model["shares"]) == {*HELD_OUT, "records", *FRESH, "fresh"}
     for of_rule in model["shares"].values():
         assert set(of_rule) == set(FEW)
         for cells in of_rule.values():
@@ -92,7 +92,7 @@ def test_documents_get_every_section(output: Path, tmp_path: Path) -> None:
 def of_seed(seed: int, parameters: int, **far: float) -> dict[str, Any]:
     cells = {rule.replace("_", "-"): {"4": {"all": x, "far": x}} for rule, x in far.items()}
     return {"seed": seed, "parameters": parameters, "prose": {},
-            "shares": dict.fromkeys((*HELD_OUT, "together", *FRESH, "fresh"), cells)}  # fmt: skip
+            "shares": dict.fromkeys((*HELD_OUT, "records", *FRESH, "fresh"), cells)}  # fmt: skip
 
 
 def test_the_endpoint_is_a_paired_t_test_over_models_of_a_size() -> None:

@@ -86,13 +86,14 @@ LABELS = (
 #: Words of held-out forms, which `Forms.common` leaves out.
 UNUSED = {"line", "lines", "number", "numbers", "magic", "topic", "USER", "ASSISTANT", "REGISTER"}
 
-OPENERS = ("", "", "", "(", "[", '"', "'", "<", "{", "*", "#", "@", "~", "`")
-CLOSERS = {"": "", "(": ")", "[": "]", "<": ">", "{": "}", "#": "", "@": "", "~": ""}
+OPENERS = ("", "", "", "(", "[", '"', "'", "<", "{{", "*", "#", "@", "~", "`")
+CLOSERS = {"": "", "(": ")", "[": "]", "<": ">", "{{": "}}", "#": "", "@": "", "~": ""}
 SEPARATORS = (":", " =", " ->", " =>", " |", ",", ";", " -", " is", " was", " has", ".", "", " to",
               " :", " ==", "/", " at", " in", " as")  # fmt: skip
 ENDS = (".", ";", ",", "", "", "", "!")
 
-#: Share of records that repeat statements, of forms from `TALKS`, and of phrases that are labels.
+#: Share of records that repeat statements, of forms that are not simple from `TALKS`, and of phrases
+#: that are labels.
 REPEATING, TALKING, LABELLED = 0.1, 0.1, 0.3
 
 #: Questions that begin as the statement does, and statements of name and value alone, with which a
@@ -158,6 +159,23 @@ FRESH = {
     "chat": Form("\n[{t}] {n} joined; seat", ", welcome.\n", "\n/seat {n}\nseat", " "),
 }  # fmt: skip
 
+#: Forms for the endpoint of the study of one factor for a text, written before any model was asked
+#: in them; their statements are not drawn by the grammar.
+NEW = {
+    "drawers": Form(
+        " Whoever looks for {n} should open drawer", ".", " Where is {n}? You should open drawer",
+        " ",
+    ),
+    "votes": Form(
+        "\n* candidate {n}, votes counted:", ";\n", "\n* votes counted, candidate {n}:", " "
+    ),
+    "shelves": Form('\n  - id: {n}\n    shelf: "', '"', '\n  - wanted: {n}\n    shelf: "', ""),
+    "diary": Form(
+        "\nDiary, page {t}. Met {n}, who showed me", " and left.\n",
+        "\nMet {n} again, who once showed me", " ",
+    ),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -171,7 +189,7 @@ class Forms:
         easy: share of records whose names and values are single tokens, and share of forms whose
             questions begin as their statements do.
         simple: share of forms with statements of name and value alone.
-        talks: share, of the forms with a space before the value, that are put into a talk.
+        talks: share, of the other forms with a space before the value, that are put into a talk.
         amid_prose: share of records with fewer statements amid prose.
         form: the form of all records; None for forms drawn from the grammar.
     """
@@ -254,8 +272,9 @@ class Forms:
     def new_form(self, draw: Random) -> Form:
         """Draw a form from the grammar."""
         a, b = self.phrase(draw), self.phrase(draw)
-        talking = draw.random() < TALKING
-        if draw.random() < self.simple:
+        simple = draw.random() < self.simple
+        talking = not simple and draw.random() < TALKING
+        if simple:
             statement = draw.choice(SIMPLE)
         elif talking:
             statement = draw.choice(TALKS)
@@ -274,8 +293,7 @@ class Forms:
         parts = {"{m}": between, "{s}": before, "{l}": last.group() if last else ""}
         questions = TALK_QUESTIONS if talking else QUESTIONS
         question = draw.choice(VERBATIM if draw.random() < self.easy else questions)
-        # A share of 0 draws nothing, so that recipes without it keep their records.
-        if lead and not talking and self.talks and draw.random() < self.talks:
+        if lead and not talking and draw.random() < self.talks:
             first, second = (self.speaker(draw) for _ in range(2))
             reply = draw.choice(("", "", f" {self.phrase(draw)}."))
             before, after = f"\n{first}: {before.lstrip()}", f"{after.rstrip()}\n{second}:{reply}"

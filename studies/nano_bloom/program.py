@@ -60,7 +60,7 @@ class NanoBloomRecipe(RecordRecipe):
     threshold: float = 0.75
     patience: int = 500
     layers: int = 4
-    hidden_size: int = 224
+    hidden_size: int = 256
     first_weight: float = 3.0
     final_steps: int = 2400
     lines: float = 0.13

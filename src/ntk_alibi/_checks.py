@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi import _arrays, _torch_state
+from ntk_alibi import _arrays, _names, _torch_state
 from ntk_alibi._arrays import DTypeLike
 from ntk_alibi._backends import Backend
 
@@ -148,7 +148,7 @@ def keys(
     if missing or unknown:
         expected = ", ".join([*required, *(f"{key} (optional)" for key in optional)])
         wrong = [f"{key!r} is missing" for key in missing] + [
-            f"{briefly(key)} is unknown" for key in unknown
+            f"{briefly(key)} is unknown{_names.did_you_mean(str(key), ())}" for key in unknown
         ]
         raise ValueError(f"{name} must have the keys {expected}; {'; '.join(wrong)}")
 

@@ -6,7 +6,7 @@ from a model's config: the training length and the entry of a patch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +17,6 @@ from ntk_alibi.scaling import (
     OPTIONAL,
     STATIC_TYPES,
     Scaling,
-    check_one_layer,
     checked_scaling,
     scaling_from_config,
     trained_at,
@@ -27,25 +26,21 @@ from ntk_alibi.scaling import (
 ORIGINAL = "original"
 
 #: The method for texts of any length, and the advice, which docs/choose-a-method.md derives.
-RECOMMENDED = "dynamic-flat"
+RECOMMENDED = "dynamic-ntk"
 ADVICE = (
-    f"{RECOMMENDED}; for texts of one length ntk:FACTOR or flat:FACTOR, which find more; "
-    "beyond 8 training lengths try each with logn=0.5, too"
+    f"{RECOMMENDED}; beyond 8 training lengths dynamic-flat; ntk:FACTOR where prompts are read in "
+    "pieces or caches are shared"
 )
 
 #: The attribute of a configuration, and what it may hold: arguments of `patch`.
 ENTRY = "ntk_alibi"
 KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n")
 
-#: Scalings by kind, which is the first word of a method's name. Static scalings take a factor, a
-#: knee its start before the factor, dynamic scalings a rate, the training length and `per`.
+#: Scalings by kind, which is the first word of a method's name. Static scalings take a factor,
+#: dynamic scalings a rate and the training length.
 STATIC = {scaling.kind: scaling for scaling in STATIC_TYPES.values()}
 DYNAMIC = {scaling.kind: scaling for scaling in DYNAMIC_TYPES.values()}
 _KINDS = STATIC | DYNAMIC
-
-#: Recommended values, which a name may leave out, where the class has another default or none: the
-#: factor of a knee is for texts of four training lengths (docs/choose-a-method.md).
-_RECOMMENDED_VALUES = {("knee", "factor"): 28.0, ("dynamic-ntk", "rate"): 2.0}
 
 #: Training length of BLOOM, which its config does not always contain.
 BLOOM_TRAIN_LENGTH = 2048
@@ -67,22 +62,15 @@ class Method:
 
 
 def parse_method(name: str, train_length: int | None) -> Method:
-    """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-flat".
+    """Parse a method's name, such as "original", "ntk:4", "flat:8" or "dynamic-ntk".
 
-    The first number is the factor, or the rate of a dynamic method. A recommended value may be left
-    out: "dynamic-flat" is "dynamic-flat:2". A knee has its start before the factor, "knee:1024:28";
-    "knee" starts at half the training length. Options may follow, in any order:
-
-    - a number: the share of heads that "flat" and "dynamic-flat" stretch;
-    - "query", the default, or "sequence" (as published): whose length a dynamic factor grows with;
-    - "layers=0+2": the layers to scale;
-    - "logn=0.5" or "ssmax=0.5": `LogN` with this strength, for scores without or with their bias.
-      It may follow "original", too.
+    The number is the factor, or the rate of a dynamic method; "dynamic-ntk" is "dynamic-ntk:2".
+    "logn=0.5" may follow, also after "original": `LogN` with this strength.
 
     Args:
         name: the name.
-        train_length: the training length for dynamic scalings, log-n and the start of a knee; None
-            leaves it open in dynamic scalings.
+        train_length: the training length for dynamic scalings and log-n; None leaves it open in
+            dynamic scalings.
 
     Raises:
         TypeError: name is not a string.
@@ -91,8 +79,8 @@ def parse_method(name: str, train_length: int | None) -> Method:
 
     Example:
         >>> from ntk_alibi.methods import parse_method
-        >>> parse_method("flat:8:layers=1", train_length=2048).scaling
-        FlatHeads(factor=8.0, share=0.25, layers=(1,))
+        >>> parse_method("flat:8:logn=0.5", train_length=2048)
+        Method(name='flat:8:logn=0.5', scaling=FlatHeads(factor=8.0), log_n=LogN(train_length=2048, strength=0.5))
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a method must be a string, got {name!r}")
@@ -102,12 +90,15 @@ def parse_method(name: str, train_length: int | None) -> Method:
     words, log_n = _take_log_n(name, words, train_length)
     if kind == ORIGINAL and not words:
         return Method(name, None, log_n)
-    values, words = _parse_parameters(name, kind, words, train_length)
-    scaling = _KINDS[kind]
-    options = _parse_options(name, words, scaling)
+    values, words = _parse_parameters(name, kind, words)
+    if words:
+        raise ValueError(
+            f"an option in {name!r} must be logn=0.5, got {words[0]!r}"
+            f"{_names.did_you_mean(words[0].partition('=')[0], ('logn=',))}"
+        )
     if kind in DYNAMIC:
-        options = {"per": "query", "train_length": train_length, **options}
-    return Method(name, scaling(**values, **options), log_n)
+        values["train_length"] = train_length
+    return Method(name, _KINDS[kind](**values), log_n)
 
 
 def as_method(value: Any, train_length: int) -> Method:
@@ -159,7 +150,7 @@ def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tup
 
 
 def as_scaling(value: Any, train_length: int | None = None, *, name: str = "scaling") -> Any:
-    """Return the scaling of one layer that a name, a dict or an object means; None for none.
+    """Return the scaling that a name, a dict or an object means; None for none.
 
     Args:
         value: what an argument `scaling` takes.
@@ -168,7 +159,7 @@ def as_scaling(value: Any, train_length: int | None = None, *, name: str = "scal
 
     Raises:
         TypeError, ValueError: value is none of these, is wrong, has a factor of scores, or lacks
-            the training length; the scaling is for some layers.
+            the training length.
     """
     if isinstance(value, str) and _log_n_words(value.split(":")):
         raise ValueError(f"{name} must be a scaling without a factor of scores, got {value!r}")
@@ -180,7 +171,6 @@ def as_scaling(value: Any, train_length: int | None = None, *, name: str = "scal
         )
         raise type(error)(f"{what}: {error}") from error
     checked_scaling(scaling, name=name)
-    check_one_layer(scaling)
     if scaling is not value and getattr(scaling, "train_length", 1) is None:
         raise ValueError(
             f"{name} must have a training length here, where no model has one, got {value!r}: "
@@ -210,24 +200,17 @@ def method_name(scaling: Any) -> str:
     kind = find_kind(scaling)
     if kind is None:
         return repr(scaling)
-    values = vars(scaling)
-    words = [_word(values[name]) for name in parameter_names(kind)]
-    if values.get("share") != getattr(type(scaling), "share", None):  # the default
-        words.append(_word(values["share"]))
-    elif parameter_names(kind) == ("rate",) and values["rate"] == _recommended(kind, "rate"):
-        words = []
-    if values.get("per") == "sequence":
-        words.append("sequence")
-    if values["layers"] is not None:
-        words.append(f"layers={'+'.join(map(str, values['layers']))}")
-    return ":".join([kind, *words])
+    (parameter,) = parameter_names(kind)
+    value = getattr(scaling, parameter)
+    if value == getattr(type(scaling), parameter, None):  # the default
+        return kind
+    return f"{kind}:{_word(value)}"
 
 
 def kind_spelling(kind: str) -> str:
     """Return how methods of a kind are spelled: "ntk:FACTOR" or "dynamic-ntk[:RATE]"."""
     words = "".join(f":{name.upper()}" for name in parameter_names(kind))
-    required = kind in STATIC and "start" not in parameter_names(kind)
-    return f"{kind}{words}" if required else f"{kind}[{words}]"
+    return f"{kind}{words}" if kind in STATIC else f"{kind}[{words}]"
 
 
 def parameter_names(kind: str) -> tuple[str, ...]:
@@ -275,38 +258,26 @@ def read_entry(config: Any) -> dict[str, Any] | None:
 
 
 def _parse_parameters(
-    name: str, kind: str, words: Sequence[str], train_length: int | None
-) -> tuple[dict[str, float], list[str]]:
-    """Return the parameters in a method's name, such as 4 in "ntk:4", and the words behind them."""
-    wanted = parameter_names(kind)
-    found: dict[str, float] = {}
-    for parameter, word in zip(wanted, words, strict=False):
+    name: str, kind: str, words: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameter in a method's name, such as 4 in "ntk:4", and the words behind it.
+
+    A parameter may be left out where its class has a default.
+    """
+    for parameter in parameter_names(kind):
         try:
-            found[parameter] = _number(word)
-        except ValueError:
-            break
-    values: dict[str, Any] = {x: found.get(x, _recommended(kind, x)) for x in wanted}
-    if "start" in wanted and not found:
-        if train_length is None:
-            raise ValueError(
-                f"start in {name!r} must be given where the training length is unknown, such as "
-                f"{kind}:1024"
-            )
-        values["start"] = train_length // 2
-    if wanted and None not in values.values():
-        return values, list(words[len(found) :])
+            return {parameter: _number(words[0])}, list(words[1:])
+        except (IndexError, ValueError):
+            if hasattr(_KINDS[kind], parameter):
+                return {}, list(words)
     known = ", ".join(map(kind_spelling, _KINDS))
     near = _names.find_closest(kind, _KINDS, similarity=0.6)
     advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
+    if kind in _names.FORMER:
+        advice = f": {_names.FORMER[kind]}"
     raise ValueError(
         f"method must be original or one of {known}, got {_checks.briefly(name)}{advice}"
     )
-
-
-def _recommended(kind: str, parameter: str) -> float | None:
-    """Return the value of a parameter that a name may leave out, or None."""
-    default = getattr(_KINDS[kind], parameter, None)
-    return _RECOMMENDED_VALUES.get((kind, parameter), default)
 
 
 def _number(word: str) -> float:
@@ -319,7 +290,7 @@ def _word(number: float) -> str:
 
 
 def _log_n_words(words: Sequence[str]) -> list[str]:
-    return [word for word in words if word.partition("=")[0] in ("logn", "ssmax")]
+    return [word for word in words if word.partition("=")[0] == "logn"]
 
 
 def _take_log_n(
@@ -330,70 +301,15 @@ def _take_log_n(
     if not found:
         return words, None
     if len(found) > 1:
-        raise ValueError(f"{name!r} must name one of logn and ssmax once, got {len(found)}")
-    option, _, text = found[0].partition("=")
-    strength = _convert(f"{option} in {name!r}", "a number", float, text)
+        raise ValueError(f"{name!r} must name logn once, got {len(found)}")
+    text = found[0].partition("=")[2]
+    try:
+        strength = float(text)
+    except ValueError:
+        raise ValueError(f"logn in {name!r} must be a number, got {text!r}") from None
     if train_length is None:
         raise ValueError(
-            f"{option} in {name!r} must have a training length, which the model's config does not "
+            f"logn in {name!r} must have a training length, which the model's config does not "
             "contain, got None: give log_n=LogN(train_length, ...) in its place"
         )
-    return [w for w in words if w != found[0]], LogN(train_length, strength, option == "ssmax")
-
-
-#: How a scaling's options are spelled in a method's name.
-_OPTION_SPELLINGS = {
-    "share": "a share of the heads",
-    "per": "sequence or query",
-    "layers": "layers=0+2",
-}
-
-#: The words by which options begin, beside log-n factors and shares.
-_OPTION_WORDS = {"per": ("sequence", "query"), "layers": ("layers=",)}
-
-
-def _parse_options(name: str, words: list[str], scaling: Any) -> dict[str, Any]:
-    """Return the options in a method's name as keyword arguments of its scaling."""
-    options: dict[str, Any] = {}
-    free = {
-        x.name: _OPTION_SPELLINGS[x.name] for x in fields(scaling) if x.name in _OPTION_SPELLINGS
-    }
-    for word in words:
-        option = "per" if word in ("sequence", "query") else "share"
-        option = "layers" if word.startswith("layers=") else option
-        if option not in free or (option == "share" and word[:1].isalpha()):
-            known = ", ".join([*free.values(), "logn=0.5 or ssmax=0.5"])
-            dynamic = "; only a dynamic method takes it, such as dynamic-ntk"
-            raise ValueError(
-                f"an option in {name!r} must be {known}, got {word!r}"
-                f"{dynamic if option == 'per' and 'per' not in options else ''}"
-                f"{'' if option != 'share' else _meant_option(word, free)}"
-            )
-        del free[option]
-        if option == "per":
-            options[option] = word
-        elif option == "share":
-            what = f"the share of the heads in {name!r}"
-            options[option] = _convert(what, "a number", float, word)
-        else:
-            layers = word.removeprefix("layers=")
-            what = f"layers in {name!r}"
-            options[option] = _convert(what, "integers such as 0+2", _layers, layers)
-    return options
-
-
-def _meant_option(word: str, free: Collection[str]) -> str:
-    """Return the end of an error message about a word that is no option."""
-    words = [x for option, some in _OPTION_WORDS.items() if option in free for x in some]
-    return _names.did_you_mean(word.partition("=")[0], [*words, "logn=", "ssmax="])
-
-
-def _layers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split("+")))
-
-
-def _convert(what: str, expected: str, convert: Any, text: str) -> Any:
-    try:
-        return convert(text)
-    except ValueError:
-        raise ValueError(f"{what} must be {expected}, got {text!r}") from None
+    return [w for w in words if w != found[0]], LogN(train_length, strength)

@@ -28,7 +28,6 @@ from ntk_alibi.methods import as_scaling
 from ntk_alibi.scaling import (
     AnyScaling,
     Scaling,
-    at_layer,
     is_constant,
     split_knee,
 )
@@ -175,11 +174,11 @@ ModelSides: TypeAlias = Literal["causal", "symmetric", "falling"]
 
 @dataclass(frozen=True, eq=False)
 class ModelALiBi(BiasObject):
-    """The ALiBi of a model's layer: the slopes of its family, stretched by a scaling.
+    """The ALiBi of a model's layers: the slopes of its family, stretched by a scaling.
 
     Args:
         rule: how the family computes slopes, for all heads of the model.
-        scaling: the scaling of this layer, or None.
+        scaling: the scaling, or None.
         sides: "causal", "symmetric" for encoders, or "falling" for a decoder whose mask shows keys
             ahead: its bias is -slope d there, too, as a bias that depends on keys alone has it.
     """
@@ -197,11 +196,10 @@ class ModelALiBi(BiasObject):
         return is_constant(self.scaling)
 
     @classmethod
-    def for_layer(
-        cls, rule: ModelSlopes, scaling: Scaling | None, layer: int, sides: ModelSides = "causal"
+    def of_model(
+        cls, rule: ModelSlopes, scaling: Scaling | None, sides: ModelSides = "causal"
     ) -> ModelALiBi:
-        """Return the bias of a layer; layers with the same scaling share the object."""
-        scaling = at_layer(scaling, layer)
+        """Return the bias of a model's layers, kept for models with the same scaling."""
         try:
             return _model_alibi(rule, cast(Any, scaling), sides)
         except TypeError:  # the scaling has no hash

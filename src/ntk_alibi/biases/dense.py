@@ -16,7 +16,7 @@ from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.masks import Problem
 from ntk_alibi.methods import as_scaling
-from ntk_alibi.scaling import AnyScaling, scaling_per, split_knee
+from ntk_alibi.scaling import AnyScaling, is_dynamic, split_knee
 
 
 def build_alibi_tensor(
@@ -55,8 +55,7 @@ def build_alibi_tensor(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument is out of range; the scaling has per="query" or is a `Knee`, with
-            which the bias does not depend on the key alone.
+        ValueError: an argument is out of range.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -72,7 +71,7 @@ def build_alibi_tensor(
     _checks.choice("anchor", anchor, ("first", "last"))
     check_key_only(chosen)
     batch, key_length = mask.shape
-    lengths = mask.sum(axis=1, dtype=np.int64) if scaling_per(chosen) else None
+    lengths = mask.sum(axis=1, dtype=np.int64) if is_dynamic(chosen) else None
     slopes = ModelSlopes(heads).slopes(chosen, lengths)
     write = partial(_core.key_bias, mask, slopes, getattr(_core.Anchor, anchor))
     shape = (batch * heads, 1, key_length)
@@ -87,11 +86,6 @@ def check_key_only(scaling: Any) -> None:
             "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
             f"is no longer a number per query plus one per key; got {_checks.briefly(scaling)}. "
             "ALiBi(num_heads, scaling) and patch(...) take it"
-        )
-    if scaling_per(scaling) == "query":
-        raise ValueError(
-            "scaling must not have per='query' here, where all queries share one bias; got "
-            f"{_checks.briefly(scaling)}. ALiBi(...).tensor(...) and patch(...) take it"
         )
 
 

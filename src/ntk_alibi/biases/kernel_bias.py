@@ -239,33 +239,6 @@ class KernelBias(NamedTuple):
         same = all(part is getattr(self, name) for name, part in parts.items())
         return self if same else self._replace(**parts, core=None)
 
-    def times(self, factors: Any) -> KernelBias:
-        """Return the bias times a factor for each query, (1 or batch, 1 or heads, queries).
-
-        Finite values stay finite, because infinite values hide keys.
-
-        Raises:
-            ValueError: the bias is a table or prefix sums, which have no entries per query, or has
-                a constant for its first token.
-        """
-        for name in ("table", "sums", "first"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    "bias must be linear or dense where log_n is biased, got one in the form of "
-                    f"{name}: pass bias.tensor(query_length, key_length)"
-                )
-
-        def times(array: Any, factors: Any) -> Any:
-            backend, most = backend_of(array), _checks.FLOAT32_MAX
-            xp = backend.xp
-            with backend.without_warnings():
-                finite = xp.clip(array * factors, -most, most)  # NumPy 1 makes it float64
-                return xp.where(xp.isinf(array), array, backend.cast(finite, array.dtype))
-
-        slopes = {name: times(side, factors) for name, side in self.slopes.items()}
-        dense = None if self.dense is None else times(self.dense, factors[..., None])
-        return self._replace(**slopes, dense=dense, core=None)
-
     def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Return the bias of all pairs, 0 at hidden keys, and which keys it hides.
 

@@ -11,7 +11,7 @@ from ntk_alibi._backends import backend_of
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
 from ntk_alibi.masks import Problem
-from ntk_alibi.scaling import KneeShape, Scaling, scaling_per, split_knee
+from ntk_alibi.scaling import KneeShape, Scaling, is_dynamic, split_knee
 
 
 def bias_for_counts(
@@ -44,5 +44,4 @@ def with_knee(bias: KernelBias, knee: KneeShape) -> KernelBias:
 
 def token_counts(scaling: Scaling | None, problem: Problem) -> NDArray[np.int64] | None:
     """Return the token counts for a dynamic scaling, None for a static one."""
-    per = scaling_per(scaling)
-    return None if per is None else problem.token_counts(per)
+    return problem.token_counts() if is_dynamic(scaling) else None

@@ -16,7 +16,7 @@ from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_floating
 from ntk_alibi.methods import as_scaling
-from ntk_alibi.scaling import AnyScaling, Floats, Scaling, scaling_per, split_knee
+from ntk_alibi.scaling import AnyScaling, Floats, Scaling, is_dynamic, split_knee
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS, alibi_exponents
 
 if TYPE_CHECKING:
@@ -76,16 +76,15 @@ def check_slopes(name: str, value: Any, heads: int) -> None:
             raise ValueError(f"{name} must not hold -infinity; +infinity hides a side")
 
 
-def checked_lengths(value: Any, *, ndim: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
-    """Check token counts and return them as int64: 0 to 2^31 - 1, with a rank in ndim."""
+def checked_lengths(value: Any) -> NDArray[np.int64]:
+    """Check token counts (batch,) and return them as int64: 0 to 2^31 - 1."""
     array = _checks.constant("lengths", value)
     if array.size == 0:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"lengths must be integers, got {_checks.briefly(value)}")
-    if array.ndim not in ndim:
-        shapes = " or ".join({1: "(batch,)", 2: "(batch, queries)"}[n] for n in ndim)
-        raise ValueError(f"lengths must have shape {shapes}, got {array.shape}")
+    if array.ndim != 1:
+        raise ValueError(f"lengths must have shape (batch,), got {array.shape}")
     if array.size and not (array.min() >= 0 and array.max() <= _checks.MAX_LENGTH):
         raise ValueError(
             f"lengths must be between 0 and {_checks.MAX_LENGTH}, got {_checks.briefly(value)}"
@@ -134,15 +133,13 @@ def alibi_slopes(
         num_heads: H >= 1.
         scaling: a scaling, its dict, the name of a method such as "ntk:4", or None for ALiBi's
             original slopes.
-        lengths: token counts for a dynamic scaling: (batch,) integers as an array, a tensor or a
-            list. With per="query" they may also be (batch, queries), the prefix length of each
-            query; (batch,) then means max(lengths) queries, the last at each row's last token.
-            Static scalings give the same slopes for all.
+        lengths: the number of tokens of each text for a dynamic scaling: (batch,) integers as an
+            array, a tensor or a list. Static scalings give the same slopes for all.
         rule: "press" or "geometric".
 
     Returns:
-        float32 slopes, a tensor if lengths is a tensor: (heads,), with a dynamic scaling (batch,
-        heads), and with per="query" (batch, heads, queries).
+        float32 slopes, a tensor if lengths is a tensor: (heads,), and with a dynamic scaling
+        (batch, heads).
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -160,14 +157,9 @@ def alibi_slopes(
     heads = _checks.num_heads(num_heads)
     chosen = as_scaling(scaling)
     _checks.choice("rule", rule, SLOPE_RULES)
-    per, checked = scaling_per(chosen), None
-    if lengths is not None:
-        checked = checked_lengths(lengths, ndim=(1,) if per == "sequence" else (1, 2))
-        if per is None:
-            checked = None  # slopes of a static scaling are the same for all
-        elif per == "query" and checked.ndim == 1:
-            queries_after = np.arange(int(checked.max(initial=0)) - 1, -1, -1)
-            checked = np.maximum(checked[:, None] - queries_after, 0)
+    checked = None if lengths is None else checked_lengths(lengths)
+    if not is_dynamic(chosen):
+        checked = None  # slopes of a static scaling are the same for all
     exponents = alibi_exponents(heads, geometric=rule == "geometric").copy()
     slopes: Array = backend_of(lengths).convert(scaled_slopes(exponents, chosen, checked))
     return slopes
@@ -176,24 +168,24 @@ def alibi_slopes(
 def scaled_slopes(
     exponents: Floats, scaling: Scaling | None, lengths: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
-    """Return the slopes 2^-e after a scaling of exponents (heads,); lengths as its `per` needs.
+    """Return the slopes 2^-e after a scaling of exponents (heads,): (heads,) or (texts, heads).
 
-    With per="sequence" and packed segments, lengths are (batch, queries) and the slopes (batch,
+    With packed segments, lengths are (batch, queries), of each query's text, and the slopes (batch,
     heads, queries).
     """
     heads = len(exponents)
     index = None
-    if lengths is not None and lengths.ndim == 2 and scaling_per(scaling) == "sequence":
+    if lengths is not None and lengths.ndim == 2:
         counts = lengths
         lengths, index = np.unique(counts, return_inverse=True)
         index = index.reshape(counts.shape)
     if scaling is not None:
         exponents = np.asarray(scaling.scale_exponents(exponents, lengths), np.float64)
-        shape = exponents.shape
-        if len(shape) not in (1, 2, 3) or shape[0 if len(shape) == 1 else 1] != heads:
+        expected = (heads,) if lengths is None else (len(lengths), heads)
+        if exponents.shape != expected:
             raise ValueError(
-                f"scale_exponents must return ({heads},), (batch, {heads}) or (batch, {heads}, "
-                f"queries), got {shape} from {_checks.briefly(scaling)}"
+                f"scale_exponents must return {expected}, got {exponents.shape} from "
+                f"{_checks.briefly(scaling)}"
             )
         wrong = exponents[~np.isfinite(exponents)]
         if wrong.size:
@@ -251,7 +243,7 @@ class ModelSlopes:
         MPT stores b as `alibi_bias_max`, GGUF as `max_alibi_bias`. Slopes may be off by a
         millionth.
         """
-        if scaling_per(scaling) is not None or split_knee(scaling)[1] is not None:
+        if is_dynamic(scaling) or split_knee(scaling)[1] is not None:
             return None
         usual = alibi_exponents(self.heads)
         scaled = self._exponents()

@@ -21,7 +21,7 @@ from ntk_alibi.scaling import (
     STATIC_TYPES,
     Scaling,
     scaling_from_config,
-    scaling_per,
+    is_dynamic,
     scaling_to_config,
     split_knee,
 )
@@ -48,8 +48,8 @@ def traced_alibi(
         (name, x if isinstance(x, str) else guard_scalar(x))
         for name, x in scaling_to_config(scaling).items()
     )
-    config, per = _as_text(tuple(parameters)), scaling_per(scaling)
-    if per is None:
+    config = _as_text(tuple(parameters))
+    if not is_dynamic(scaling):
         sides_of_heads = _static_slopes(heads, config, sides)
         slopes = [
             torch.tensor(side, dtype=torch.float32, device=like.device)[None, :, None]
@@ -110,7 +110,6 @@ def _slopes_like(like: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
     """Return empty tensors (batch, heads, 1 or queries), with a knee for both of its sides."""
     *_, ids, shape, num_heads, config, _ = inputs
     scaling = scaling_from_config(json.loads(config))
-    by_query = ids is not None or scaling_per(scaling) == "query"
-    place = shape[0], num_heads, shape[2] if by_query else 1
+    place = shape[0], num_heads, 1 if ids is None else shape[2]
     count = 2 if split_knee(scaling)[1] is None else 4
     return [like.new_empty(place, dtype=torch.float32) for _ in range(count)]

@@ -10,7 +10,7 @@ from ntk_alibi.cli import subcommand
 from ntk_alibi.methods import ADVICE, DYNAMIC, ORIGINAL, STATIC, method_name, parameter_names
 
 #: Values of the parameters in the listed names.
-EXAMPLES = {"factor": 4.0, "rate": 2.0, "start": 1024}
+EXAMPLES = {"factor": 4.0, "rate": 2.0}
 
 
 def add_command(commands: Any) -> None:
@@ -37,8 +37,6 @@ def _methods() -> Iterator[list[str]]:
     yield [ORIGINAL, "None", "The model as it was trained."]
     for kind, scaling in (STATIC | DYNAMIC).items():
         values = [EXAMPLES[name] for name in parameter_names(kind)]
-        per = {"per": "query"} if kind in DYNAMIC else {}
-        arguments = [*map(repr, values), *(f'{name}="{value}"' for name, value in per.items())]
         what = (scaling.__doc__ or "").partition("\n")[0]  # python -OO has no docstrings
-        name = method_name(scaling(*values, **per))
-        yield [name, f"na.{scaling.__name__}({', '.join(arguments)})", what]
+        name = method_name(scaling(*values))
+        yield [name, f"na.{scaling.__name__}({', '.join(map(repr, values))})", what]

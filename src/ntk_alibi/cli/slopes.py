@@ -9,7 +9,7 @@ from typing import Any
 from ntk_alibi.cli import subcommand
 from ntk_alibi.inspection.effects import slopes_at
 from ntk_alibi.methods import as_scaling
-from ntk_alibi.scaling import scaling_per
+from ntk_alibi.scaling import is_dynamic
 
 
 def add_command(commands: Any) -> None:
@@ -29,7 +29,7 @@ def add_command(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     scaling = as_scaling(options.method, options.train_length, name="method")
-    dynamic = scaling_per(scaling) is not None
+    dynamic = is_dynamic(scaling)
     if dynamic and options.length is None:
         raise ValueError(f"--length must be given with a dynamic method, got only {options.method}")
     if not dynamic and options.length is not None:

@@ -31,7 +31,7 @@ from ntk_alibi._core import __version__
 from ntk_alibi.engines.export import Format, Request, Written
 from ntk_alibi.engines.gguf_vocabulary import Vocabulary, read_vocabulary
 from ntk_alibi.methods import train_length_or_default
-from ntk_alibi.scaling import MaxBias, at_layer, scaling_per
+from ntk_alibi.scaling import MaxBias, is_dynamic
 
 if TYPE_CHECKING:
     import gguf
@@ -174,16 +174,13 @@ def _find_max_bias(request: Request) -> float:
         raise ValueError(
             f"window, sink and causal_block must not be given for format 'gguf', got {settings!r}"
         )
-    count = len(request.family.layers(request.target))
-    scalings = [at_layer(settings.scaling, layer) for layer in range(count)]
-    found = {rule.find_max_bias(scaling) for scaling in scalings}
-    if len(found) == 1 and (max_bias := found.pop()) is not None:
+    scaling: Any = settings.scaling
+    if (max_bias := rule.find_max_bias(scaling)) is not None:
         return max_bias
-    static = [x for x in scalings if x is not None and scaling_per(x) is None]
-    factor = max([1.0, *map(rule.as_factor, static)])
+    factor = 1.0 if is_dynamic(scaling) else rule.as_factor(scaling)
     nearest = MaxBias(float(f"{factor:.6g}") if factor > 1.0 else 4.0)
     raise ValueError(
-        "method must have the slopes of one max_alibi_bias in all layers for format 'gguf', got "
+        "method must have the slopes of one max_alibi_bias for format 'gguf', got "
         f"{settings.scaling!r}: the nearest that has them is {nearest!r}"
     )
 

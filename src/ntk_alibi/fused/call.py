@@ -210,7 +210,6 @@ def checked_call(
     if log_n is not None:
         log_n = as_log_n(log_n)
         factors, core = log_n.factors(problem, like), None
-        kernel = kernel.times(factors) if log_n.biased else kernel
 
     initial_logsumexp, key_norms, dropped = None, options["key_norms"], None
     if options["initial"] is not None:

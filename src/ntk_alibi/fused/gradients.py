@@ -156,11 +156,7 @@ def attention_gradients(
         _checks.missing("seed", "with dropout: the seed of the call of attention")
     logsumexp = _exact_logsumexp(logsumexp, call)
     results = ForwardResults(output, logsumexp, output_gradient, logsumexp_gradient)
-    gradients = compute_gradients(call, results, bias_gradient=bias_gradient)
-    log_n = as_log_n(options.get("log_n"))
-    if bias_gradient and log_n is not None and log_n.biased:
-        return _times_factors(gradients, call.factors)
-    return gradients
+    return compute_gradients(call, results, bias_gradient=bias_gradient)
 
 
 def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
@@ -182,15 +178,6 @@ def _exact_logsumexp(logsumexp: Any, call: AttentionCall) -> Any:
             f"{int(other.sum())} other values"
         )
     return backend_of(logsumexp).convert(np.where(large, exact, rounded))
-
-
-def _times_factors(gradients: AttentionGradients, factors: NDArray[Any]) -> AttentionGradients:
-    """Convert gradients of a bias that was multiplied by factors to gradients of the bias."""
-    slopes = {name: getattr(gradients, name) for name in SLOPES}
-    bias = {name: x * factors for name, x in slopes.items() if x is not None}
-    if gradients.dense is not None:
-        bias["dense"] = gradients.dense * factors[..., None]
-    return replace(gradients, **bias)
 
 
 def compute_gradients(

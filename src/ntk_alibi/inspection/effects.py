@@ -16,7 +16,7 @@ from ntk_alibi.biases.base import check_defined, to_kernel_bias
 from ntk_alibi.biases.slopes import alibi_slopes
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.masks import Cut, Mask, Problem
-from ntk_alibi.scaling import Scaling, scaling_per
+from ntk_alibi.scaling import Scaling, is_dynamic
 
 #: Number of distances that `receptive_field` searches by default.
 LONGEST = 2**16
@@ -39,7 +39,7 @@ def slopes_at(
     length: int | None,
     rule: Literal["press", "geometric"] = "press",
 ) -> NDArray[np.float32]:
-    """Return the slopes (heads,) of the last query of a text, whose length dynamic scalings need.
+    """Return the slopes (heads,) of a text, whose length dynamic scalings need.
 
     Raises:
         TypeError, ValueError: an argument is wrong, as for `alibi_slopes`.
@@ -47,8 +47,6 @@ def slopes_at(
     lengths = None
     if length is not None:
         lengths = np.array([_checks.integer("length", length, minimum=1)])
-        if scaling_per(scaling) == "query":
-            lengths = lengths[:, None]  # the prefix of one query, the last
     return alibi_slopes(num_heads, scaling, lengths, rule=rule).reshape(-1)
 
 
@@ -98,7 +96,7 @@ def bias_by_distance(
 
 def _bias_of_one_query(bias: Any, count: int, tokens: int, side: str) -> NDArray[np.float64]:
     """Return the bias of one query of a text at `count` distances, from 0 on."""
-    dynamic = scaling_per(getattr(bias, "scaling", None)) is not None
+    dynamic = is_dynamic(getattr(bias, "scaling", None))
     keys = max(count, tokens) if dynamic else count
     shape = (bias.rows, bias.num_heads, bias.query_length or 1, keys)
     mask, real = Mask(causal=bias.sides == "causal"), None

@@ -60,8 +60,9 @@ def patch(
             SentenceTransformer, CrossEncoder or SparseEncoder.
         method: a method's name, as on the command line, such as "ntk:4" or "flat:8:logn=0.5", whose
             training length is in the model's config; "original" for the model's own slopes; a
-            scaling of slopes or a `Knee`, which applies to its `layers`, if it has some; or a dict
-            for `scaling_from_config`. Left out, it is what the model's configuration has, or
+            scaling; or a dict for `scaling_from_config`. A dynamic one has one factor for each row,
+            by the number of its real tokens, those in the cache included; cached keys keep what
+            they were computed with. Left out, it is what the model's configuration has, or
             "original". (T5, its relatives and MPNet have no slopes to scale, and take "original" or
             a bias.) Or a bias in the place of the model's own, added to scaled scores in every
             family: a `BiasObject` for the model's heads; a torch module that returns one without
@@ -74,7 +75,7 @@ def patch(
             "original" to the bit), for the others in float32. Calls with output_attentions are
             always "eager". "traceable" forms it, too, in plain torch on the masks that transformers
             makes, for torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes
-            scalings without lengths, knees and log_n.
+            static scalings and log_n.
         window: the number of tokens back (and ahead, in the encoder of a T5) that a token sees,
             itself included. The training length gives the "super baseline" of the papers: no
             distance that training did not show.
@@ -95,17 +96,14 @@ def patch(
     Raises:
         TypeError: model is no torch module, method is no method, or family is no family.
         ValueError: the model has no ALiBi attention of a known family, has a forward method of its
-            own, or has no layer that the scaling names; a bias is of other heads, or
-            has values of single tokens; window or causal_block is below 1; sink is below 0, or
-            given without window and causal_block; attention="traceable" comes with a scaling of
-            lengths or a mask option; config.ntk_alibi is wrong; at a call, arguments describe
-            several texts in a row, or a `WindowCache` holds other tokens than the patch shows.
+            own; a bias is of other heads, or has values of single tokens; window or causal_block is
+            below 1; sink is below 0, or given without window and causal_block;
+            attention="traceable" comes with a dynamic scaling or a mask option; config.ntk_alibi is
+            wrong; at a call, arguments describe several texts in a row, or a `WindowCache` holds
+            other tokens than the patch shows.
         RuntimeError: the transformers version is unknown, its code is not what the patch expects,
             or a layer of a family outside transformers computes something else than its patch; at
             a call, a layer of the model is called by a model without patch.
-
-    A UserWarning is given when a scaling with per="sequence" meets cached keys, which were computed
-    under the slopes of a shorter text; scalings with per="query" agree with their caches.
 
     Example:
         >>> import torch, transformers, ntk_alibi as na

@@ -24,7 +24,6 @@ from ntk_alibi.integrations.transformers_versions import (
 )
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import find_train_length, train_length_or_default
-from ntk_alibi.scaling import check_layers, scaling_per
 
 #: Owner, attribute and replacement: a function, which gets the owner as its first argument, a
 #: static method, which does not, or a plain value.
@@ -251,7 +250,6 @@ class Family:
         if not layers:
             raise ValueError(f"layers of the family {self.name} must be at least one, got none")
         heads, encoder = self.rule(model).heads, not self.is_causal(model)
-        check_layers(scaling, len(layers))
         if settings.bias is not None:
             own_bias.check(settings.bias, heads, len(layers), encoder=encoder)
         if settings.log_n is not None:
@@ -264,12 +262,6 @@ class Family:
             raise ValueError(
                 f"window, sink and causal_block must not be given for {self.name}, an encoder, got "
                 f"{settings!r}"
-            )
-        if scaling_per(settings.scaling) == "query":
-            raise ValueError(
-                f"method must have per='sequence' for {self.name}, an encoder, whose queries see "
-                f"the whole text, got {_checks.briefly(settings.scaling)}: by name, it ends in "
-                "':sequence'"
             )
 
 

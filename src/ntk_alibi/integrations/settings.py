@@ -11,7 +11,7 @@ from ntk_alibi import _checks
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import ORIGINAL, find_train_length, scaling_and_log_n
 from ntk_alibi.positions.log_n import LogN, as_log_n
-from ntk_alibi.scaling import Scaling, checked_scaling, scaling_per
+from ntk_alibi.scaling import Scaling, checked_scaling, is_dynamic
 
 #: Forms of attention of a patched model.
 ATTENTIONS = ("fused", "eager", "traceable")
@@ -126,7 +126,7 @@ def settings_of(
     settings = Settings(scaling, attention, mask, log_n, bias=bias)
     if settings.traceable:
         form = "with attention='traceable'"
-        if scaling_per(scaling) is not None:
+        if is_dynamic(scaling):
             raise ValueError(
                 f"method must be static {form}, got {scaling!r}, whose slopes depend on "
                 "the entries of a mask: use a scaling without lengths such as NTK(factor), or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,8 @@ class Problem(NamedTuple):
             columns and the last query is at the last key.
         explicit_positions: whether the caller chose the positions of queries, by query_positions
             or align="start".
-        counts: the number of tokens of each row, (1 or batch,), and of its prefix up to each query,
-            (1 or batch, queries); None where they follow from positions and padding.
+        counts: the number of tokens of each row, (1 or batch,); None where it follows from the keys
+            and padding.
         segment_ids: the segment of each token, None without packed segments. Positions are then
             given; they count from 0 in each segment unless the caller has others.
         visible: pairs that may be visible, besides all that hides keys; None for all.
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
     query_positions: Any = None
     key_positions: Any = None
     explicit_positions: bool = False
-    counts: tuple[Any, Any] | None = None
+    counts: Any = None
     segment_ids: SegmentIds | None = None
     visible: BlockMask | None = None
 
@@ -140,33 +140,19 @@ class Problem(NamedTuple):
             keys = self.shape[3]
         return self.mask.visible_count(queries, keys, self.key_padding_mask)
 
-    def token_counts(self, per: str) -> NDArray[np.int64]:
-        """Count the tokens from which a dynamic scaling computes its slopes.
+    def token_counts(self) -> NDArray[np.int64]:
+        """Count the real tokens of each row, (1 or batch,), or of each query's segment.
 
-        Args:
-            per: "sequence" counts the real keys of each row, (1 or batch,), or of each query's
-                segment, (batch, queries). "query" counts the positions up to the query's own,
-                (1 or batch, queries), except positions that only padding has.
+        The latter are (batch, queries). A dynamic scaling computes its slopes from these counts.
         """
         if self.segment_ids is not None:
-            return self._count_by_segment(lambda segment: segment.token_counts(per))
+            return self._count_by_segment(Problem.token_counts)
         if self.counts is not None:
-            return _checks.constant("attention_mask", self.counts[per == "query"])
-        real = self.key_padding_mask
-        real = None if real is None else _checks.constant("attention_mask", real) != 0
-        if per == "sequence":
-            return np.array([self.shape[3]]) if real is None else real.sum(axis=1)
-        queries, keys = self.positions()
-        counts: NDArray[np.int64] = np.maximum(queries + 1, 0)
-        if real is None:
-            return counts
-        counts, keys = (
-            np.array(np.broadcast_to(x, (len(real), x.shape[1]))) for x in (counts, keys)
-        )
-        for row_counts, at_keys, is_real in zip(counts, keys, real, strict=True):
-            holes = np.setdiff1d(at_keys[~is_real], at_keys[is_real])
-            row_counts -= np.searchsorted(holes, row_counts)
-        return counts
+            return _checks.constant("attention_mask", self.counts)
+        if self.key_padding_mask is None:
+            return np.array([self.shape[3]])
+        real = _checks.constant("attention_mask", self.key_padding_mask) != 0
+        return cast("NDArray[np.int64]", real.sum(axis=1))
 
     def distances(self) -> tuple[int, int]:
         """Return the smallest and the largest visible distance; (0, -1) if no key is visible."""
@@ -240,7 +226,7 @@ class Problem(NamedTuple):
             key_padding_mask=real,
             query_positions=cut.of(at_queries, "Bq"),
             key_positions=cut.of(at_keys, "Bk"),
-            counts=self.counts and (cut.of(self.counts[0], "B"), cut.of(self.counts[1], "Bq")),
+            counts=cut.of(self.counts, "B"),
             segment_ids=self.segment_ids and self.segment_ids.cut(cut),
             visible=self.visible and self.visible.cut(cut),
         )

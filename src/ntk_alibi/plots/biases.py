@@ -24,7 +24,7 @@ from ntk_alibi.plots.style import (
     styled,
     theme_of,
 )
-from ntk_alibi.scaling import NTK, AnyScaling, Interpolation, scaling_per
+from ntk_alibi.scaling import NTK, AnyScaling, Interpolation, is_dynamic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -338,7 +338,7 @@ def _length(thing: Any, length: int | None) -> int | None:
 
 def _at_length(things: Collection[Any], length: int | None) -> str:
     """Return the part of a title that names the length for dynamic scalings, if there are any."""
-    dynamic = [x for x in things if scaling_per(getattr(x, "scaling", x)) is not None]
+    dynamic = [x for x in things if is_dynamic(getattr(x, "scaling", x))]
     lengths = {_length(x, length) for x in dynamic}
     if not lengths:
         return ""

@@ -52,5 +52,5 @@ def _brief(thing: Any, otherwise: str) -> str:
 def _short(text: str) -> str:
     """Return a repr without names of arguments and usual defaults, such as `ALiBi(8)`."""
     bare = re.sub(r"\b\w+=", "", text)
-    bare = re.sub(r", (None|'causal'|'sequence')(?=[,)])", "", bare)
+    bare = re.sub(r", (None|'causal')(?=[,)])", "", bare)
     return re.sub(r"\.0(?=[,)])", "", bare)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._arrays import Array
 from ntk_alibi._backends import backend_of
+from ntk_alibi._names import FormerArguments
 from ntk_alibi.masks import Mask, Problem
 
 #: The largest strength: factors for 2^31 keys then stay within float32's range.
@@ -23,7 +24,7 @@ MOST_STRENGTH = 1e36
 
 
 @dataclass(frozen=True)
-class LogN:
+class LogN(FormerArguments):
     """Log-n scaling multiplies scores by a factor that grows with the number of visible keys.
 
     Pass it to `attention` or `patch` as `log_n=`.
@@ -31,7 +32,7 @@ class LogN:
     Formula::
 
         f_i = max(1, 1 + strength_h log(n_i / L) / log L),  n_i the number of keys that query i sees
-        score_ij = f_i scale q_i.k_j + bias_ij,  or f_i (scale q_i.k_j + bias_ij) if biased
+        score_ij = f_i scale q_i.k_j + bias_ij
 
     Strength 1 gives max(1, log n_i / log L). Factors are 1 up to the training length L, so models
     that were trained without log-n scaling can use it.
@@ -39,8 +40,6 @@ class LogN:
     Args:
         train_length: L, the training length in tokens, at least 2.
         strength: a finite number >= 0, or a sequence with one number per head.
-        biased: whether the bias is multiplied, too, as in Scalable-Softmax (SSMax), where strengths
-            are learned. The bias must then be linear, with or without a knee, or dense.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -53,13 +52,12 @@ class LogN:
         >>> na.attention(query, key, value, na.ALiBi(8), log_n=half).shape
         (1, 8, 5, 16)
 
-    Source: Su 2021 (spaces.ac.cn/archives/8823) for strength 1; Nakanishi 2025 (arXiv 2501.19399)
-    for SSMax; this package for other strengths (docs/formulas.md).
+    Source: Su 2021 (spaces.ac.cn/archives/8823) for strength 1; this package for other strengths
+    (docs/formulas.md).
     """
 
     train_length: int
     strength: float | tuple[float, ...] = 1.0
-    biased: bool = False
 
     def __post_init__(self) -> None:
         # at least 2, because its logarithm is a divisor
@@ -77,7 +75,6 @@ class LogN:
         else:
             strength = _one_strength(strength)
         object.__setattr__(self, "strength", strength)
-        _checks.boolean("biased", self.biased)
 
     @property
     def per_head(self) -> NDArray[np.float64] | None:
@@ -128,7 +125,7 @@ class LogN:
     def to_config(self) -> dict[str, Any]:
         """Return the arguments as a dict."""
         strength = list(self.strength) if isinstance(self.strength, tuple) else self.strength
-        return {"train_length": self.train_length, "strength": strength, "biased": self.biased}
+        return {"train_length": self.train_length, "strength": strength}
 
 
 def _one_strength(value: Any) -> float:
@@ -148,8 +145,7 @@ def as_log_n(value: Any) -> Any:
     if value is None or isinstance(value, LogN):
         return value
     if isinstance(value, Mapping):
-        optional = ("strength", "biased")
-        _checks.keys("log_n", value, required=["train_length"], optional=optional)
+        _checks.keys("log_n", value, required=["train_length"], optional=["strength"])
         return LogN(**value)
     if not isinstance(value, int | float | np.number):
         raise TypeError(

@@ -7,7 +7,7 @@ A scaling changes the exponents e_h of the slopes m_h = 2^-e_h by a factor a >= 
 Position interpolation has t_h = 1, NTK-ALiBi t_h = (e_h - e_min) / (e_max - e_min). For powers of
 two, NTK-ALiBi's weights are the published (h - 1)/(H - 1). For other head counts they continue that
 formula: the steepest slope is unchanged, the flattest is divided by a, and the order of the heads
-is kept. Dynamic scalings compute a from the number of tokens.
+is kept. Dynamic scalings compute a, one for each text, from its number of tokens.
 
 Any object with the method of `Scaling` is a scaling. `Knee` and `DynamicKnee` scale distances
 instead of slopes.
@@ -17,14 +17,10 @@ from ntk_alibi.scaling.base import (
     OPTIONAL,
     AnyScaling,
     Floats,
-    Per,
     Scaling,
-    at_layer,
-    check_layers,
-    check_one_layer,
     checked_scaling,
     is_constant,
-    scaling_per,
+    is_dynamic,
     trained_at,
 )
 from ntk_alibi.scaling.config import (
@@ -53,15 +49,11 @@ __all__ = [
     "Knee",
     "KneeShape",
     "MaxBias",
-    "Per",
     "Scaling",
-    "at_layer",
-    "check_layers",
-    "check_one_layer",
     "checked_scaling",
     "is_constant",
+    "is_dynamic",
     "scaling_from_config",
-    "scaling_per",
     "scaling_to_config",
     "split_knee",
     "trained_at",

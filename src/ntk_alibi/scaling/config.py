@@ -43,18 +43,13 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     The key `alibi_type` names the scaling, the other keys are its parameters:
 
     - "default": no scaling, no other keys.
-    - "linear" (`Interpolation`), "ntk", "max_bias": `factor`.
-    - "flat_heads": `factor`; optional `share`.
+    - "linear" (`Interpolation`), "ntk", "flat_heads", "max_bias": `factor`.
     - "knee": `start` and `factor`.
-    - "dynamic" (`DynamicNTK`), "dynamic_linear", "dynamic_flat_heads", "dynamic_knee":
-      `factor`, which is the rate, and the keys of the static scaling; optional
-      `original_max_position_embeddings`, which is the training length, and `per`.
-
-    All but "default" take `layers`, a list of layer indices. A missing optional key has the
-    scaling's default.
+    - "dynamic" (`DynamicNTK`), "dynamic_linear", "dynamic_flat_heads": `factor`, which is the
+      rate; optional `original_max_position_embeddings`, which is the training length.
 
     Configs of BTLM and JAIS are read, too: `type` "linear" with either `factor` (`Interpolation`)
-    or `train_seq_len` (`DynamicInterpolation` with rate 1 and per="sequence").
+    or `train_seq_len` (`DynamicInterpolation` with rate 1).
 
     Args:
         config: a dict as above.

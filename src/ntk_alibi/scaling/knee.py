@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
-from ntk_alibi.scaling.base import Floats, GrowingFactor, LayeredScaling, Per, Scaling
+from ntk_alibi.scaling.base import Floats, DynamicScaling, StretchedSlopes, Scaling
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,12 @@ class KneeShape:
 
 
 @dataclass(frozen=True, repr=False)
-class DistanceScaling(LayeredScaling):
+class DistanceScaling(StretchedSlopes):
     """The base class of knees, which change distances instead of slopes."""
 
     start: int
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         start = _checks.integer("start", self.start, minimum=0)
         object.__setattr__(self, "start", start)
 
@@ -111,7 +110,7 @@ class Knee(DistanceScaling):
     factor: float
     alibi_type: ClassVar[str] = "knee"
     kind: ClassVar[str] = "knee"
-    per: ClassVar[None] = None
+    dynamic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +125,7 @@ class Knee(DistanceScaling):
 
 
 @dataclass(frozen=True, repr=False)
-class DynamicKnee(GrowingFactor, DistanceScaling):
+class DynamicKnee(DistanceScaling, DynamicScaling):
     """A knee whose factor grows with the text.
 
     Formula::
@@ -160,7 +159,6 @@ class DynamicKnee(GrowingFactor, DistanceScaling):
 
     rate: float = 7.0
     train_length: int | None = None
-    per: Per = field(default="query", kw_only=True)
     alibi_type: ClassVar[str] = "dynamic_knee"
     kind: ClassVar[str] = "dynamic-knee"
 

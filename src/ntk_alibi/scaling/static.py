@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ntk_alibi import _checks
-from ntk_alibi.scaling.base import FlattestHeads, Floats, StaticScaling, by_steepness
+from ntk_alibi.scaling.base import Floats, StaticScaling, by_steepness, of_flattest
 
 #: `max_alibi_bias` of unscaled slopes: for powers of two, the exponent of the flattest slope.
 USUAL_MAX_BIAS = 8.0
@@ -31,7 +31,7 @@ def alibi_exponents(heads: int, *, geometric: bool = False) -> Floats:
     return exponents
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Interpolation(StaticScaling):
     """Position interpolation: divides every slope by the factor.
 
@@ -44,12 +44,10 @@ class Interpolation(StaticScaling):
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        layers: the layers to scale, by number from 0; None for all. Only `patch`, a model's config
-            and `at_layer` take a scaling with layers.
 
     Raises:
-        TypeError: factor is not a number, or layers not an iterable of integers.
-        ValueError: factor is below 1, infinite or NaN; layers is empty.
+        TypeError: factor is not a number.
+        ValueError: factor is below 1, infinite or NaN.
 
     Example:
         >>> import ntk_alibi as na
@@ -71,7 +69,7 @@ class Interpolation(StaticScaling):
         return np.ones_like(exponents)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class NTK(StaticScaling):
     """NTK-ALiBi: divides the flattest slope by the factor and keeps the steepest one.
 
@@ -83,12 +81,10 @@ class NTK(StaticScaling):
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        layers: the layers to scale, by number from 0; None for all. Only `patch`, a model's config
-            and `at_layer` take a scaling with layers.
 
     Raises:
-        TypeError: factor is not a number, or layers not an iterable of integers.
-        ValueError: factor is below 1, infinite or NaN; layers is empty.
+        TypeError: factor is not a number.
+        ValueError: factor is below 1, infinite or NaN.
 
     Example:
         >>> import ntk_alibi as na
@@ -118,23 +114,21 @@ class NTK(StaticScaling):
         return by_steepness(exponents)
 
 
-@dataclass(frozen=True, repr=False)
-class FlatHeads(FlattestHeads, StaticScaling):
+@dataclass(frozen=True)
+class FlatHeads(StaticScaling):
     """Divides the slopes of the flattest heads by the factor, and keeps all others.
 
     Formula::
 
-        m'_h = m_h / a  for the ceil(share H) heads with the smallest slopes, at least one
+        m'_h = m_h / a  for the ceil(H / 4) heads with the smallest slopes
         m'_h = m_h      for the others
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        share: the share of heads whose slopes are divided, above 0 and at most 1.
-        layers: layer indices, as for `NTK`.
 
     Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range.
+        TypeError: factor is not a number.
+        ValueError: factor is below 1, infinite or NaN.
 
     Example:
         >>> import ntk_alibi as na
@@ -144,12 +138,14 @@ class FlatHeads(FlattestHeads, StaticScaling):
     Source: this package (docs/formulas.md); only heads that already see far see further.
     """
 
-    share: float = 0.25
     alibi_type: ClassVar[str] = "flat_heads"
     kind: ClassVar[str] = "flat"
 
+    def _weights(self, exponents: Floats) -> Floats:
+        return of_flattest(exponents)
 
-@dataclass(frozen=True, repr=False)
+
+@dataclass(frozen=True)
 class MaxBias(StaticScaling):
     """Multiplies all exponents by a constant, as a larger `max_alibi_bias` in MPT and GGUF does.
 
@@ -162,12 +158,10 @@ class MaxBias(StaticScaling):
 
     Args:
         factor: a, a finite number >= 1; 1 changes nothing.
-        layers: the layers to scale, by number from 0; None for all. Only `patch`, a model's config
-            and `at_layer` take a scaling with layers.
 
     Raises:
-        TypeError: factor is not a number, or layers not an iterable of integers.
-        ValueError: factor is below 1, infinite or NaN; layers is empty.
+        TypeError: factor is not a number.
+        ValueError: factor is below 1, infinite or NaN.
 
     Example:
         >>> import ntk_alibi as na

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.scaling import Scaling, at_layer
+from ntk_alibi.scaling import Scaling
 
 
-def layer_slopes(rule: ModelSlopes, scaling: Scaling | None, layer: int) -> NDArray[np.float32]:
-    """Return the slopes of all heads of one layer, (heads,)."""
-    slopes: NDArray[np.float32] = rule.slopes(at_layer(scaling, layer))
+def model_slopes(rule: ModelSlopes, scaling: Scaling | None) -> NDArray[np.float32]:
+    """Return the slopes of all heads, (heads,)."""
+    slopes: NDArray[np.float32] = rule.slopes(scaling)
     return slopes[0, :, 0]
 
 

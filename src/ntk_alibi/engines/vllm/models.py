@@ -12,13 +12,12 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_pa
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models import bloom, falcon
-from vllm.model_executor.models.utils import extract_layer_index
 
 from ntk_alibi.engines.vllm.families import (
     BLOOM,
     FALCON,
     Family,
-    layer_slopes,
+    model_slopes,
     process_slopes,
 )
 from ntk_alibi.engines.vllm.settings import (
@@ -41,9 +40,12 @@ def stretch(model: nn.Module, vllm_config: VllmConfig, family: Family) -> Engine
     settings, rule = read_settings(config, family), family.rule(config)
     check_whole_contexts(vllm_config.parallel_config)
     place = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+    plain, stretched = (
+        process_slopes(model_slopes(rule, scaling), *place) for scaling in (None, settings.scaling)
+    )
     layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
     for layer in layers:
-        name, number = layer.layer_name, extract_layer_index(layer.layer_name)
+        name = layer.layer_name
         check_backend(layer.attn_backend.get_name())
         held: Any = getattr(layer.impl, "alibi_slopes", None)
         if not isinstance(held, torch.Tensor):
@@ -51,14 +53,12 @@ def stretch(model: nn.Module, vllm_config: VllmConfig, family: Family) -> Engine
                 f"this vLLM is not what ntk-alibi's plugin expects: the backend of {name} holds no "
                 f"tensor of slopes, got {held!r}"
             )
-        plain = process_slopes(layer_slopes(rule, None, number), *place)
         found = held.cpu().numpy()
         if found.shape != plain.shape or not np.allclose(found, plain, rtol=1e-5, atol=0.0):
             raise RuntimeError(
                 f"this vLLM is not what ntk-alibi's plugin expects: {name} has the slopes "
                 f"{found.tolist()} instead of {plain.tolist()}"
             )
-        stretched = process_slopes(layer_slopes(rule, settings.scaling, number), *place)
         held.copy_(torch.from_numpy(stretched))
     _logger.info(
         "ntk_alibi: %s with %r on %d layers of this process", family.name, settings, len(layers)

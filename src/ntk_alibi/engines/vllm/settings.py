@@ -14,7 +14,7 @@ from ntk_alibi.methods import (
     scaling_and_log_n,
     train_length_or_default,
 )
-from ntk_alibi.scaling import Scaling, check_layers, checked_scaling, scaling_per, split_knee
+from ntk_alibi.scaling import Scaling, checked_scaling, is_dynamic, split_knee
 
 #: The plugin's settings.
 _READ = (ENTRY, "bloom_gelu")
@@ -73,13 +73,12 @@ def read_settings(config: Any, family: Family) -> EngineSettings:
             "a head times the distance, and a knee has two. "
             f"Take {_STATIC}, or na.patch in transformers"
         )
-    if scaling_per(scaling) is not None:
+    if is_dynamic(scaling):
         raise ValueError(
             f"method must not depend on lengths in vLLM, got {scaling!r}: a layer has one "
             "slope a head for all requests, and cached keys are shared between them. "
             f"Take {_STATIC} with the factor for your longest text, or na.patch in transformers"
         )
-    check_layers(scaling, config.num_hidden_layers)
     gelu = getattr(config, "bloom_gelu", None)
     if gelu is None:
         return EngineSettings(scaling)

@@ -98,7 +98,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         truncation: rule for longer inputs: "middle" removes the middle, as LongBench does; "left"
             removes the beginning, as the harness does. Continuations are never truncated.
         share_prefixes: whether requests whose texts are prefixes of one another share a pass; with
-            per="sequence", they also share the slopes of the longest one.
+            a dynamic method, they also share the factor of the longest one.
         quiet: whether to hide the progress bars.
         **options: further arguments of the harness's HFLM.
     """

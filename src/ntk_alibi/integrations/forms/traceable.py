@@ -20,7 +20,7 @@ from ntk_alibi.integrations.caches import Bounded
 from ntk_alibi.integrations.forms.eager import softmax_attention
 from ntk_alibi.integrations.passes.mask_values import HIDES
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.scaling import KneeShape, at_layer, split_knee
+from ntk_alibi.scaling import KneeShape, split_knee
 from ntk_alibi.torch.learned_bias import Float32Parameters
 
 #: The submodule of a patched attention layer.
@@ -43,7 +43,7 @@ class LayerBias(Float32Parameters):
 
     def __init__(self, rule: ModelSlopes, settings: Settings, layer: nn.Module) -> None:
         super().__init__()
-        scaling = at_layer(settings.scaling, cast(int, layer.layer_idx))
+        scaling = settings.scaling
         knee = split_knee(scaling)[1]
         slopes = torch.from_numpy(rule.slopes(scaling)).reshape(rule.heads, 1, 1)
         # Layers of quantized weights may have no parameters.
@@ -84,7 +84,7 @@ class LayerBias(Float32Parameters):
         counts = count[:, 0, :, 0].clamp(min=1).double()
         factors = self.log_n.factors_for_counts(counts, self.strengths)
         factors = factors.float()[..., None]
-        return bias * factors if self.log_n.biased else bias, factors
+        return bias, factors
 
 
 class TraceableAttend(Attend):

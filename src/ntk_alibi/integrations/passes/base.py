@@ -61,8 +61,7 @@ class Pass:
         self.real, self.problem = real, problem
         self.settings = inputs.settings
         self.rule, self._own = inputs.attend.patch.rule, inputs.own
-        scaled = getattr(self.settings.scaling, "layers", None)
-        self.biases_shared: bool = None in self._own if self._own else scaled is None
+        self.biases_shared: bool = None in self._own if self._own else True
         #: What layers with the same table attend with in the core, where torch records nothing.
         self.prepared: dict[Any, Any] = {}
         self._kept: dict[Any, Any] = {}
@@ -84,12 +83,10 @@ class Pass:
             return cast(BiasObject, own)
         if table is not None:
             return cast(BiasObject, table.bias(self._kept, self.real.device, rows))
-        of = None if self.biases_shared else layer
-        if of not in self._kept:
+        if None not in self._kept:
             sides = "causal" if self.problem.mask.causal else self.ahead
-            scaling = self.settings.scaling
-            self._kept[of] = ModelALiBi.for_layer(self.rule, scaling, layer, sides)
-        return cast(BiasObject, self._kept[of])
+            self._kept[None] = ModelALiBi.of_model(self.rule, self.settings.scaling, sides)
+        return cast(BiasObject, self._kept[None])
 
     def memo(self, bias: Any, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function, bias and key.
@@ -134,15 +131,13 @@ class Pass:
         return cast("list[Part]", self._kept[place][0])
 
     def _parts(self, bias: BiasObject, like: Any) -> list[Part]:
-        problem, log_n = self.problem, self.settings.log_n
+        problem = self.problem
         kernel = (_on_device if like is not None else to_kernel_bias)(bias, problem, like)
         if kernel.exempt > problem.mask.sink > 0:
             raise ValueError(
                 f"sink must be 0 or at least {kernel.exempt} with a bias whose first tokens have "
                 f"no slope, got {problem.mask.sink} with {_checks.briefly(bias)}"
             )
-        if log_n is not None and log_n.biased:
-            kernel = kernel.times(self.factors(like))
         if like is None and kernel.core is None:
             kernel = kernel._replace(core=kernel.in_core())
         parts = []

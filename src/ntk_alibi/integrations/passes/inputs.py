@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +14,6 @@ from ntk_alibi.integrations import own_bias
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.masks import EVERYTHING, Mask
-from ntk_alibi.scaling import scaling_per
 
 #: The batch, the number of new tokens, and the number of keys besides a cache's.
 Sizes: TypeAlias = tuple[int, int, int]
@@ -80,8 +78,6 @@ class PassInputs(NamedTuple):
         if family.decoder:
             attend.check_heads()
         past = 0 if cache is None else int(cache.get_seq_length(attend.number))
-        if past and settings.scaling is not None and not attend.crosses:
-            _warn_of_older_slopes(settings)
         return PassInputs(attend, tokens.mask, sizes, device, cache, past, settings, own)
 
     @property
@@ -127,15 +123,4 @@ def _check_tracer(tracer: str, family: Any, settings: Settings) -> None:
         raise ValueError(
             f"attention must be 'traceable' where {tracer} traces a patched model, got "
             f"{settings.attention!r}, which reads the mask: {advice}"
-        )
-
-
-def _warn_of_older_slopes(settings: Settings) -> None:
-    """Warn of cached keys that were computed under the slopes of a shorter text."""
-    if scaling_per(settings.scaling) == "sequence":
-        warnings.warn(
-            f"{settings.scaling!r} chooses its slopes by the length of the whole text, but the "
-            "cached keys were computed under the slopes of a shorter one; per='query' agrees with "
-            "its cache",
-            stacklevel=2,
         )

@@ -92,7 +92,7 @@ def problem_of(
     counts, seen = None, real.cumsum(dim=1)
     if skipped is not None:
         evicted = skipped.to(real.device)[:, None]
-        counts = (seen[:, -1:] + evicted)[:, 0], (seen[:, at] + evicted).clamp(min=1)
+        counts = (seen[:, -1:] + evicted)[:, 0]
         if plain and mask == EVERYTHING:
             return Problem(shape, mask, counts=counts)
     columns = torch.arange(keys, device=real.device)

@@ -92,7 +92,7 @@ SEPARATORS = (":", " =", " ->", " =>", " |", ",", ";", " -", " is", " was", " ha
               " :", " ==", "/", " at", " in", " as")  # fmt: skip
 ENDS = (".", ";", ",", "", "", "", "!")
 
-#: Share of records that repeat statements, of forms that are not simple from `TALKS`, and of phrases
+#: Share of records that repeat statements, of forms (but simple ones) from `TALKS`, and of phrases
 #: that are labels.
 REPEATING, TALKING, LABELLED = 0.1, 0.1, 0.3
 

@@ -46,11 +46,11 @@ class KneeShape:
         return near + (distance - near) / self.factor
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class DistanceScaling(StretchedSlopes):
     """The base class of knees, which change distances instead of slopes."""
 
-    start: int
+    start: int = 0
 
     def __post_init__(self) -> None:
         start = _checks.integer("start", self.start, minimum=0)
@@ -73,7 +73,7 @@ class DistanceScaling(StretchedSlopes):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Knee(DistanceScaling):
     """Keeps the bias up to a distance and flattens it beyond.
 
@@ -107,7 +107,7 @@ class Knee(DistanceScaling):
     an infinite factor is the distance limit of LM-Infinite (Han et al. 2023, arXiv 2308.16137).
     """
 
-    factor: float
+    factor: float = 1.0
     alibi_type: ClassVar[str] = "knee"
     kind: ClassVar[str] = "knee"
     dynamic: ClassVar[bool] = False
@@ -124,8 +124,8 @@ class Knee(DistanceScaling):
         return KneeShape(self.start, self.factor)
 
 
-@dataclass(frozen=True, repr=False)
-class DynamicKnee(DistanceScaling, DynamicScaling):
+@dataclass(frozen=True)
+class DynamicKnee(DynamicScaling, DistanceScaling):
     """A knee whose factor grows with the text.
 
     Formula::

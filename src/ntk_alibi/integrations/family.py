@@ -283,6 +283,22 @@ def check_states(hidden_states: Any) -> None:
         _checks.check_plain("hidden_states", hidden_states)
 
 
+def dropped(part: Any) -> float:
+    """Return the probability by which a dropout module drops now, by its own mode.
+
+    Raises:
+        ValueError: it is a module with another forward.
+    """
+    if type(part).forward is nn.Identity.forward:
+        return 0.0
+    if type(part).forward is not nn.Dropout.forward:
+        raise ValueError(
+            "dropout of weights must be torch's Dropout or Identity in a patched layer, got "
+            f"{_checks.briefly(part)}, whose weights a fused layer does not form"
+        )
+    return float(part.p) if part.training else 0.0
+
+
 def of_transformers(
     *,
     model: str,

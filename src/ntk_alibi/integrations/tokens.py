@@ -106,15 +106,15 @@ class MaskMemory:
     """What a model's layers share of the masks that they get; a copy of the model has none.
 
     Attributes:
-        tokens: the tokens of masks that layers got in place of `Tokens`, by the mask object,
-            weakly, or by this object where there is no mask, each with what else its pass is made
-            of.
+        tokens: the tokens of masks that layers got in place of `Tokens`, of self-attention and of
+            cross-attention, by the mask object, weakly, or by this object where there is no mask,
+            each with what else its pass is made of.
         crossing: the last pass of cross-attention, which the steps of a generation share, with what
             it was made of, whose values are compared, or None.
     """
 
     def __init__(self) -> None:
-        self.tokens: Any = WeakIdKeyDictionary()
+        self.tokens: Any = (WeakIdKeyDictionary(), WeakIdKeyDictionary())
         self.crossing: tuple[Any, torch.Tensor, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,17 +129,17 @@ class MaskMemory:
             attend: the `Attend` of the layer.
         """
         of = version_of(mask), *of
-        owner = self if mask is None else mask
-        kept = self.tokens.get(owner)
+        owner, kind = self if mask is None else mask, self.tokens[attend.crosses]
+        kept = kind.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again.
         if attend.number > 0 and kept is not None and kept[0] == of:
             tokens: Tokens = kept[1]
         else:
             tokens = Tokens(attend.patch, mask)
         if mask is None and attend.ends and not torch.is_grad_enabled():
-            self.tokens.pop(owner, None)  # what does not run again is not kept
+            kind.pop(owner, None)  # what does not run again is not kept
         else:
-            self.tokens[owner] = of, tokens
+            kind[owner] = of, tokens
         return tokens
 
 

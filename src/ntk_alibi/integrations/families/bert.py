@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.family import Family, register
+from ntk_alibi.integrations.family import Family, dropped, register
 from ntk_alibi.integrations.settings import Settings
 
 #: A length for which an encoder never makes its bias again.
@@ -119,7 +119,7 @@ def _mosaic_forward(
         packed = packed.new_zeros(rows * tokens, packed.shape[1]).index_copy(0, indices, packed)
     parts = packed.view(rows, tokens, 3, -1, layer.attention_head_size)
     query, key, value = parts.permute(2, 0, 3, 1, 4)
-    dropout = layer.p_dropout if layer.training else 0.0
+    dropout = dropped(layer.dropout)
     context, _ = attend(query, key, value, mask=attn_mask if padded else None, dropout=dropout)
     output = context.transpose(1, 2).flatten(2).flatten(0, 1)
     return output[indices] if padded else output

@@ -18,7 +18,13 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.family import Replacement, check_states, of_transformers, register
+from ntk_alibi.integrations.family import (
+    Replacement,
+    check_states,
+    dropped,
+    of_transformers,
+    register,
+)
 from ntk_alibi.integrations.forwards import PATCH
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.settings import Settings
@@ -79,7 +85,7 @@ def _forward(
         mask=attention_mask,
         cache=layer_past,
         scale=layer.inv_norm_factor,
-        dropout=layer.attention_dropout.p if layer.training else 0.0,
+        dropout=dropped(layer.attention_dropout),
         weights=output_attentions,
     )
     output = layer.dense(context.transpose(1, 2).flatten(2))

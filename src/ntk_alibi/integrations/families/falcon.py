@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.family import check_states, of_transformers, register
+from ntk_alibi.integrations.family import check_states, dropped, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
 
 
@@ -41,7 +41,7 @@ def _forward(
         mask=attention_mask,
         cache=layer_past,
         scale=layer.inv_norm_factor,
-        dropout=layer.attention_dropout.p if layer.training else 0.0,
+        dropout=dropped(layer.attention_dropout),
         weights=output_attentions,
     )
     return layer.dense(context.transpose(1, 2).flatten(2)), weights

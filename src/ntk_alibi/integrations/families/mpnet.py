@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ntk_alibi.biases.t5 import T5
-from ntk_alibi.integrations.family import of_transformers, register
+from ntk_alibi.integrations.family import dropped, of_transformers, register
 from ntk_alibi.integrations.tables import Table
 
 #: The number of buckets.
@@ -45,7 +45,7 @@ def _forward(
         product(hidden_states).unflatten(2, (-1, layer.attention_head_size)).transpose(1, 2)
         for product in (layer.q, layer.k, layer.v)
     )
-    dropout = layer.dropout.p if layer.training else 0.0
+    dropout = dropped(layer.dropout)
     context, weights = attend(
         query, key, value, mask=attention_mask, dropout=dropout, weights=output_attentions
     )

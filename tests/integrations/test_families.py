@@ -97,6 +97,26 @@ def test_no_matrix_of_all_queries_and_keys_is_built(
     assert largest.numbers < length * length  # bytes: less than a boolean for each pair
 
 
+@pytest.mark.parametrize("name", ["bloom", "falcon"])
+@pytest.mark.parametrize("dropping", [False, True])
+def test_dropout_follows_its_module(ids: torch.Tensor, name: str, dropping: bool) -> None:
+    """Monte Carlo dropout drops in evaluation; a module may also be in evaluation in training."""
+    model = make_model(name).train(not dropping)
+    layers = [x for x in model.modules() if hasattr(x, "attention_dropout")]
+    for layer in layers:
+        layer.attention_dropout = torch.nn.Dropout(0.5).train(dropping)
+        layer.hidden_dropout = 0.0
+    with na.patch(model, "original"), torch.no_grad():
+        first, again = (model(ids).logits for _ in range(2))
+        assert bool((first != again).any()) == dropping
+        for layer in layers:
+            layer.attention_dropout = torch.nn.Identity()
+        torch.testing.assert_close(model(ids).logits, model(ids).logits, rtol=0, atol=0)
+        layers[0].attention_dropout = torch.nn.AlphaDropout(0.5)
+        with pytest.raises(ValueError, match="dropout of weights must be torch's Dropout or Id"):
+            model(ids)
+
+
 @families
 def test_dropout_builds_no_matrix_of_all_queries_and_keys(name: str) -> None:
     length = 2048

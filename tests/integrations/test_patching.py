@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import itertools
 import pickle
 import threading
@@ -302,3 +303,13 @@ def test_no_tokens_and_no_rows(models: dict) -> None:
 
 def test_the_tested_versions_are_those_declared() -> None:
     assert transformers_versions.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+def test_layers_keep_the_signature_of_their_forward(name: str) -> None:
+    """Calibration tools replay a layer with the arguments that its signature names."""
+    model = make_model(name)
+    layers = [x for x in model.modules() if type(x).__name__.endswith("Attention")]
+    before = [list(inspect.signature(x.forward).parameters) for x in layers]
+    with na.patch(model, "ntk:2"):
+        assert [list(inspect.signature(x.forward).parameters) for x in layers] == before

@@ -19,7 +19,7 @@ from ntk_alibi.biases.slopes import (
     SIDES,
     ModelSlopes,
     Sides,
-    check_slopes,
+    checked_slopes,
     hidden_sides,
     with_axes,
 )
@@ -108,15 +108,20 @@ class ALiBi(BiasObject):
                 "only"
             )
         if self.sides == "two_slopes":
-            check_slopes("slopes (left)", slopes[0], heads)
-            check_slopes("slopes (right)", slopes[1], heads)
+            names = "slopes (left)", "slopes (right)"
+            slopes = tuple(checked_slopes(n, x, heads) for n, x in zip(names, slopes, strict=True))
         elif slopes is not None:
-            check_slopes("slopes", slopes, heads)
+            slopes = checked_slopes("slopes", slopes, heads)
         exempt = _checks.integer("exempt", self.exempt, minimum=0)
         constant = None
-        if slopes is None and is_constant(scaling):
-            constant = ConstantSlopes(ModelSlopes(heads), scaling, self.sides, exempt)
-        self.define(num_heads=heads, scaling=scaling, exempt=exempt, constant=constant)
+        own = type(self).kernel_bias is not ALiBi.kernel_bias
+        if slopes is None and is_constant(scaling) and not own:
+            constant = ConstantSlopes(
+                ModelSlopes(heads), scaling, self.sides, exempt, type(scaling)
+            )
+        self.define(
+            num_heads=heads, scaling=scaling, slopes=slopes, exempt=exempt, constant=constant
+        )
 
     def __repr__(self) -> str:
         slopes = "" if self.slopes is None else f", slopes={self.slopes!r}"
@@ -218,22 +223,26 @@ class ModelALiBi(BiasObject):
 
 
 class ConstantSlopes(NamedTuple):
-    """Slopes that are the same for all problems: what `_static_bias` takes."""
+    """Slopes that are the same for all problems: what `_static_bias` takes, and a class.
+
+    Scalings of different classes may be equal: named tuples with the same values are.
+    """
 
     rule: ModelSlopes
     scaling: Scaling | None
     sides: Sides
     exempt: int
+    kind: type
 
     def kernel_bias(self) -> KernelBias:
         """Return their kernel form, which is kept."""
-        return _static_bias(*cast(Any, self))
+        return _static_bias(*cast(Any, self[:-1]))
 
 
 _standard_rule = functools.lru_cache(maxsize=64)(ModelSlopes)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256, typed=True)
 def _model_alibi(rule: ModelSlopes, scaling: Scaling | None, sides: ModelSides) -> ModelALiBi:
     return ModelALiBi(rule, scaling, sides=sides)
 
@@ -250,7 +259,7 @@ def bias_from_rule(
     return bias_for_counts(rule, scaling, sides, token_counts(scaling, problem), exempt)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64, typed=True)
 def _static_bias(
     rule: ModelSlopes, scaling: Scaling | None, sides: Sides, exempt: int
 ) -> KernelBias:

@@ -147,6 +147,10 @@ class BiasObject:
     def _repr_png_(self) -> bytes | None:
         return picture("receptive_field", self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the hash, which is another one in another process."""
+        return {name: value for name, value in vars(self).items() if name != _HASH}
+
     def _values(self) -> tuple[Any, ...]:
         return tuple([value for name, value in vars(self).items() if name != _HASH])
 
@@ -242,8 +246,8 @@ def check_dense(bias: Any) -> None:
 def _comparable(value: Any) -> Any:
     """Return a hashable object that is equal for equal values."""
     if isinstance(value, tuple):
-        return tuple(map(_comparable, value))
+        return type(value), *map(_comparable, value)
     if not _arrays.is_array(value):
-        return value
+        return type(value), value  # named tuples of two classes may be equal
     array = _arrays.to_numpy(value)
     return array.shape, array.dtype.name, array.tobytes()

@@ -50,15 +50,17 @@ def with_axes(slopes: Any) -> Any:
     return slopes[:, :, None] if slopes.ndim == 2 else slopes
 
 
-def check_slopes(name: str, value: Any, heads: int) -> None:
+def checked_slopes(name: str, value: Any, heads: int) -> Any:
     """Check slopes (heads,), (batch, heads) or (batch, heads, queries): floating, not NaN.
 
-    Lists may contain integers, as people type them.
+    Lists may contain integers, as people type them. Arrays become a read-only copy; tensors are
+    returned unchanged.
     """
     _checks.check_plain(name, value)
-    array = value if _arrays.is_tensor(value) else np.asarray(value)
-    if not (isinstance(value, list) and array.dtype.kind == "i"):
-        check_floating(name, array.dtype)
+    array = value if _arrays.is_tensor(value) else np.array(value)
+    if isinstance(value, list) and array.dtype.kind == "i":
+        array = array.astype(np.float64)
+    check_floating(name, array.dtype)
     shape = tuple(array.shape)
     if len(shape) not in (1, 2, 3):
         raise ValueError(
@@ -68,12 +70,15 @@ def check_slopes(name: str, value: Any, heads: int) -> None:
     got = shape[0] if len(shape) == 1 else shape[1]
     if got != heads:
         raise ValueError(f"{name} must have {heads} heads, got {got} (shape {shape})")
-    if has_values(value):
-        values = _arrays.to_numpy(value)
+    if has_values(array):
+        values = _arrays.to_numpy(array)
         if np.isnan(values).any():
             raise ValueError(f"{name} must not hold NaN")
         if np.isneginf(values).any():
             raise ValueError(f"{name} must not hold -infinity; +infinity hides a side")
+    if not _arrays.is_tensor(array):
+        array.flags.writeable = False
+    return array
 
 
 def checked_lengths(value: Any) -> NDArray[np.int64]:

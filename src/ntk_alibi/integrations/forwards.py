@@ -111,9 +111,9 @@ def running_tokens() -> Any:
     return getattr(_running, "tokens", None)
 
 
-def signature_without_types(model: nn.Module) -> inspect.Signature:
-    """Return the signature of a model's own forward, for those who ask for names; it pickles."""
-    signature = inspect.signature(type(model).forward.__get__(model))
+def signature_without_types(module: nn.Module) -> inspect.Signature:
+    """Return the signature of a module's own forward, for those who ask for names; it pickles."""
+    signature = inspect.signature(type(module).forward.__get__(module))
     parameters = [x.replace(annotation=x.empty) for x in signature.parameters.values()]
     return inspect.Signature(parameters)
 

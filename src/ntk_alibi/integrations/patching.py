@@ -287,7 +287,8 @@ def _install(patch: Patch) -> None:
     own_bias.hold_modules(model, patch.settings.bias)
     for layer in patch.attends:
         if OWNERS not in vars(layer):
-            override(layer, "forward", layer_forward)
+            *_, ours, _ = override(layer, "forward", layer_forward)
+            ours.__signature__ = signature_without_types(layer)
     _own(patch)
     for replacement in _replacements(patch):
         patch.replaced.append(override(*replacement))

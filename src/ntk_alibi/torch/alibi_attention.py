@@ -17,7 +17,7 @@ from ntk_alibi._torch_state import refuse_script
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import check_dense, check_fits
 from ntk_alibi.biases.parameters import per_head
-from ntk_alibi.biases.slopes import alibi_slopes, check_slopes
+from ntk_alibi.biases.slopes import alibi_slopes, checked_slopes
 from ntk_alibi.fused.attention import attention
 from ntk_alibi.fused.dropout import NO_DROPOUT, checked_share
 from ntk_alibi.methods import as_scaling
@@ -233,7 +233,7 @@ def _slope_module(heads: int, slopes: Any, generator: torch.Generator | None) ->
         draw = torch.rand(heads, generator=generator, dtype=torch.float32)
         return FixedSlopes(torch.exp2(low + (high - low) * draw))
     if isinstance(slopes, torch.Tensor):
-        check_slopes("slopes", slopes, heads)
+        checked_slopes("slopes", slopes, heads)
         if slopes.ndim != 1:
             raise ValueError(f"slopes must have shape ({heads},), got {tuple(slopes.shape)}")
         module = FixedSlopes(slopes)

@@ -282,6 +282,8 @@ def _compute_without_rotation(call: AttentionCall, *, log: bool) -> Results:
     query, bias, problem = call.query, call.bias, call.problem
     problem_tensors = [getattr(problem, name) for name in PROBLEM_TENSORS]
     problem_tensors += problem.segment_ids or (None, None)
+    known = has_values(*problem_tensors) and not is_tracing()
+    own = torch.Tensor.clone if known and torch.is_grad_enabled() else torch.Tensor.detach
     dense = bias.dense
     if dense is not None and dense.requires_grad:  # so that torch sums over broadcast axes
         bias = bias._replace(dense=dense.expand(problem.shape))
@@ -290,7 +292,8 @@ def _compute_without_rotation(call: AttentionCall, *, log: bool) -> Results:
         call.key,
         call.value,
         *(getattr(bias, name) for name in BIAS_TENSORS),
-        *(None if x is None else backend_of(query).convert(x) for x in problem_tensors),
+        # Copies: the caller may change positions and ids before the backward pass.
+        *(None if x is None else own(backend_of(query).convert(x)) for x in problem_tensors),
         call.factors,
         None if call.initial_logsumexp is None else call.initial_logsumexp.detach(),
         to_seed(call.dropout),
@@ -299,7 +302,7 @@ def _compute_without_rotation(call: AttentionCall, *, log: bool) -> Results:
         bias.knee,
         bias.exempt,
         problem.mask.to_integers(),
-        has_values(*problem_tensors) and not is_tracing(),
+        known,
         call.scale,
         call.skip_tolerance,
         to_integers(call.dropout),

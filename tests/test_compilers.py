@@ -43,6 +43,11 @@ COMPILERS = {
         ["-DNTK_ALIBI_SANITIZE=thread", "-DNTK_ALIBI_OPENMP=OFF", PORTABLE],
         [],
     ),
+    "g++, flags of a project around it": (
+        "g++",
+        [PORTABLE, "-DCMAKE_CXX_FLAGS=-march=native -ffast-math"],
+        [],
+    ),
     "clang++": ("clang++", [], []),
     "aarch64": (
         "aarch64-linux-gnu-g++",

@@ -5,6 +5,10 @@
 
 #include <cstdint>
 
+#ifdef __FAST_MATH__
+#error "ntk_alibi computes with infinities and NaN, which -ffast-math leaves out: build without it"
+#endif
+
 namespace ntk_alibi {
 
 // int8 is for keys and values only, whose rows then have a scale each.

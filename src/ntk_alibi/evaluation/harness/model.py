@@ -171,11 +171,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             self._rank, self._world_size = shared.process_index, shared.num_processes
 
     def stretch(self, method: Method) -> None:
-        """Patch the model with another method."""
-        now = self._patch
-        if now is not None and (now.scaling, now.log_n) == (method.scaling, method.log_n):
-            self.method = method
-            return
+        """Patch the model with another method, and nothing of the patch that it was saved with."""
         form: Any = self.attention
         scaling = ORIGINAL if method.scaling is None else method.scaling
         self._patch = patch(self.model, scaling, attention=form, log_n=method.log_n)
@@ -222,6 +218,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
             "scaling": scaling_to_config(scaling) if has_config else repr(scaling),
             "log_n": None if self.method.log_n is None else self.method.log_n.to_config(),
             "attention": self.attention,
+            "patch": repr(self._patch),
             "train_length": self.train_length,
             "max_length": self.limit,
             "truncation": self.truncation_rule if self.limit else "nothing is cut off",

@@ -52,6 +52,9 @@ class KeyNorms:
     Source: this package (benchmarks/results/skipping.md).
     """
 
+    def __repr__(self) -> str:
+        return f"KeyNorms(length={self.length}, dtype={self.dtype!r})"
+
     def __init__(self) -> None:
         self.length = 0
         self.dtype: str | None = None

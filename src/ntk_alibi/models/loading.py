@@ -14,6 +14,7 @@ from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.methods import find_train_length, read_entry, train_length_or_default
 
 if TYPE_CHECKING:
+    import torch
     from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 
     class GeneratingModel(PreTrainedModel, GenerationMixin):
@@ -120,7 +121,7 @@ def _is_of_tokenizer(file: str) -> bool:
 
 
 def load(
-    model: str | os.PathLike[str] | None = None, dtype: str = "float32"
+    model: str | os.PathLike[str] | None = None, dtype: str | torch.dtype = "float32"
 ) -> tuple[GeneratingModel, PreTrainedTokenizerBase, int]:
     """Load a causal language model in evaluation mode, with its tokenizer and training length.
 
@@ -129,7 +130,7 @@ def load(
     Args:
         model: a folder; a hub name such as "bigscience/bloom-560m"; None or "nano-bloom" for the
             nano BLOOM in the package.
-        dtype: the dtype of the parameters: "float32", "bfloat16" or "float16".
+        dtype: the dtype of the parameters: "float32", "bfloat16" or "float16", or torch's.
 
     Returns:
         (model, tokenizer, training length in tokens).
@@ -153,7 +154,7 @@ def load(
 
 
 def load_as(
-    model: str | os.PathLike[str] | None, dtype: str, *, saved: bool
+    model: str | os.PathLike[str] | None, dtype: str | torch.dtype, *, saved: bool
 ) -> tuple[GeneratingModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer; `saved`: the model follows the patch it was saved with."""
     with _installed.needed_by("load", "transformers"):
@@ -161,10 +162,11 @@ def load_as(
 
         from ntk_alibi.models.checked_loader import WholeCausalLM
 
-    _checks.choice("dtype", dtype, ("float32", "bfloat16", "float16"))
+    named = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    chosen = _checks.choice("dtype", named, ("float32", "bfloat16", "float16"))
 
     def make(name: str) -> Any:
-        return WholeCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        return WholeCausalLM.from_pretrained(name, dtype=getattr(torch, chosen))
 
     return _load(model, make, saved)
 

@@ -66,6 +66,8 @@ def checked_scaling(value: Any, *, name: str = "scaling") -> Any:
         advice = ""
         if isinstance(value, int | float) and 1 < value < 1e6:  # as a factor is
             advice = f': did you mean NTK({value:g}), or "ntk:{value:g}"?'
+        elif isinstance(value, type) and hasattr(value, "scale_exponents"):
+            advice = f": did you mean an object, such as {value.__name__}(4.0)?"
         raise TypeError(
             f"{name} must be None or an object with a method scale_exponents(exponents, lengths) "
             f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"

@@ -61,6 +61,9 @@ class GrowingCache(ReadAsHeld, Cache):
         new_layer: Any = partial(GrowingLayer if dtype is None else QuantizedLayer, least)
         super().__init__(layer_class_to_replicate=new_layer)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.get_seq_length()} tokens"
+
     def append(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
     ) -> tuple[Any, Any]:

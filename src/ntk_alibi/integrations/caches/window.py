@@ -192,6 +192,10 @@ class WindowCache(Bounded, Cache):
         new_layer: Any = partial(WindowLayer, self.shared)
         super().__init__(layer_class_to_replicate=new_layer)
 
+    def __repr__(self) -> str:
+        limits = f"{self.shared.window}, {self.shared.sink}"
+        return f"{type(self).__name__}({limits}), {self.get_seq_length()} tokens seen"
+
     def expect(self, tokens: int) -> None:
         """Note that all layers will get this number of tokens next; a patched model says it."""
         self.shared.expected = self.get_seq_length() + tokens

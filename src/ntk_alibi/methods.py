@@ -92,9 +92,12 @@ def parse_method(name: str, train_length: int | None) -> Method:
         return Method(name, None, log_n)
     values, words = _parse_parameters(name, kind, words)
     if words:
+        option = words[0].partition("=")[0]
+        if kind.endswith("flat") and option.replace(".", "", 1).isdigit():
+            option = "share"  # which was the second number of these
         raise ValueError(
             f"an option in {name!r} must be logn=0.5, got {words[0]!r}"
-            f"{_names.did_you_mean(words[0].partition('=')[0], ('logn=',))}"
+            f"{_names.did_you_mean(option, ('logn=',))}"
         )
     if kind in DYNAMIC:
         values["train_length"] = train_length
@@ -273,8 +276,9 @@ def _parse_parameters(
     known = ", ".join(map(kind_spelling, _KINDS))
     near = _names.find_closest(kind, _KINDS, similarity=0.6)
     advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
-    if kind in _names.FORMER:
-        advice = f": {_names.FORMER[kind]}"
+    former = [x for x in (kind, *(w.partition("=")[0] for w in words)) if x in _names.FORMER]
+    if former:
+        advice = f": {_names.FORMER[former[0]]}"
     raise ValueError(
         f"method must be original or one of {known}, got {_checks.briefly(name)}{advice}"
     )

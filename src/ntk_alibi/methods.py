@@ -79,8 +79,9 @@ def parse_method(name: str, train_length: int | None) -> Method:
 
     Example:
         >>> from ntk_alibi.methods import parse_method
-        >>> parse_method("flat:8:logn=0.5", train_length=2048)
-        Method(name='flat:8:logn=0.5', scaling=FlatHeads(factor=8.0), log_n=LogN(train_length=2048, strength=0.5))
+        >>> method = parse_method("flat:8:logn=0.5", train_length=2048)
+        >>> method.scaling, method.log_n
+        (FlatHeads(factor=8.0), LogN(train_length=2048, strength=0.5))
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a method must be a string, got {name!r}")

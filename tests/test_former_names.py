@@ -1,4 +1,4 @@
-"""What dynamic methods, flat heads and log-n factors no longer take is refused, with what to use."""
+"""Options, keys and arguments that left are refused, with what to use."""
 
 from __future__ import annotations
 

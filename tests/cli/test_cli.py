@@ -32,7 +32,7 @@ def test_slopes(capsys: pytest.CaptureFixture[str]) -> None:
         "   1       0.0625                          128",
         "   2  0.000976562                         8192",
     ]
-    main(["slopes", "12", "--method", "dynamic-ntk:1:query", "--length", "8192", "--json"])
+    main(["slopes", "12", "--method", "dynamic-ntk:1", "--length", "8192", "--json"])
     slopes = json.loads(capsys.readouterr().out)
     assert slopes == na.alibi_slopes(12, na.NTK(4.0)).tolist()
 

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
 from model_runs import MASKS, run
-from ntk_alibi.integrations.arguments import CACHE
 from small_models import attentions, make_model
 
 

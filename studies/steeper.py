@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntk_alibi import NTK, Scaling
+from ntk_alibi.scaling import is_dynamic
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class SteepenFlattest:
     then: Scaling | None = None
 
     @property
-    def per(self) -> str | None:
-        """`per` of the scaling that follows, or None."""
-        return getattr(self.then, "per", None)
+    def dynamic(self) -> bool:
+        """Whether the scaling that follows is dynamic."""
+        return is_dynamic(self.then)
 
     def scale_exponents(
         self, exponents: NDArray[np.float64], lengths: NDArray[np.int64] | None = None

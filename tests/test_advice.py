@@ -69,13 +69,11 @@ def packed() -> Any:
 PER_HEAD = na.alibi_slopes(HEADS)
 RECORDED = torch.tensor(PER_HEAD, requires_grad=True)
 ADDED = np.where(PREFIX, 0, -np.inf).astype(np.float32)[None, None]
-KNEE, BY_QUERY = na.Knee(2, 4.0), na.DynamicNTK(2.0, TOKENS, per="query")
-OWN = type("Own", (na.DynamicNTK,), {})(2.0, TOKENS, per="query")
-OF_QUERIES = na.alibi_slopes(HEADS, BY_QUERY, [TOKENS])
-KERPLE, FIXED = na.KerpleLog(PER_HEAD, PER_HEAD), na.ALiBi(HEADS, slopes=OF_QUERIES)
+KNEE = na.Knee(2, 4.0)
+OWN = type("Own", (na.DynamicNTK,), {})(2.0, TOKENS)
+OF_ROWS = na.alibi_slopes(HEADS, OWN, [TOKENS])
+KERPLE, FIXED = na.KerpleLog(PER_HEAD, PER_HEAD), na.ALiBi(HEADS, slopes=OF_ROWS)
 TABLE = na.DistanceTable(-abs(np.arange(1 - TOKENS, TOKENS))[None].repeat(HEADS, 0), 1 - TOKENS)
-BIASED = na.LogN(2, biased=True)
-FACTORS = na.log_n_scale(TOKENS, TOKENS, 2)[0, :, None]
 NORMS = na.KeyNorms().update(TENSORS[1])
 
 
@@ -184,18 +182,6 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], 
             -SLOPES * (np.minimum(DISTANCE, 2) + np.maximum(DISTANCE - 2, 0) / 4), CAUSAL
         ),
     ),
-    "slopes for each query in a bias by key": (
-        lambda: na.build_alibi_tensor(REAL.numpy(), HEADS, np.float32, BY_QUERY),
-        r"ALiBi\(...\).tensor\(...\) and patch\(...\) take it",
-        lambda: attend(na.ALiBi(HEADS, BY_QUERY).tensor(TOKENS, TOKENS)),
-        lambda: expected(-OF_QUERIES[..., None] * DISTANCE, CAUSAL),
-    ),
-    "a table times factors": (
-        lambda: attend(TABLE, log_n=BIASED),
-        r"pass bias.tensor\(query_length, key_length\)",
-        lambda: attend(TABLE.tensor(TOKENS, TOKENS), log_n=BIASED),
-        lambda: reference(INPUTS[0] * FACTORS, *INPUTS[1:], FACTORS * -DISTANCE, mask=CAUSAL)[0],
-    ),
     "norms where torch records": (
         lambda: attend(arrays=(TENSORS[0].clone().requires_grad_(), *TENSORS[1:]), key_norms=NORMS),
         r"key_norms is for calls that torch neither records nor traces: use torch.no_grad\(\)",
@@ -214,7 +200,7 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], 
         lambda: traced(lambda _: attend(na.ALiBi(HEADS, OWN), arrays=TENSORS)),
         r"pass ALiBi\(num_heads, slopes=na.alibi_slopes\(...\)\), made outside",
         lambda: traced(lambda _: attend(FIXED, arrays=TENSORS)),
-        lambda: expected(-OF_QUERIES[..., None] * DISTANCE, CAUSAL),
+        lambda: expected(-OF_ROWS[..., None, None] * DISTANCE, CAUSAL),
     ),
     "torch.jit.trace": (
         lambda: torch.jit.trace(Attends(), TENSORS),
@@ -263,7 +249,6 @@ SAID: dict[str, Callable[[], Any]] = {
     ),
     "mask must be boolean, .* pass mask != 0": lambda: attend(mask=PREFIX[None, None].astype(int)),
     r"pass its dequantized\(\)": lambda: np.asarray(na.QuantizedRows.of(INPUTS[1])),
-    r"pass its at_layer\(number\), or use patch": lambda: na.ALiBi(4, na.NTK(4.0, layers=[1])),
     r'got 4.0: did you mean NTK\(4\), or "ntk:4"': lambda: na.alibi_slopes(8, 4.0),
     "'is_causal': pass causal, which is True by default": lambda: attend(is_causal=True),
     "'dropout_p': pass dropout, and a seed with arrays": lambda: attend(dropout_p=0.5),

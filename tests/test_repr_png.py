@@ -25,7 +25,7 @@ class FewPositions(BiasObject):
 
 PICTURED: list[Any] = [
     na.ALiBi(2, na.Knee(64, 4.0)),
-    na.ALiBi(2, na.DynamicNTK(train_length=512, per="query")),
+    na.ALiBi(2, na.DynamicNTK(train_length=512)),
     na.ALiBi(2, slopes=torch.zeros(2, requires_grad=True)),
     na.NTK(4.0),
     na.DynamicInterpolation(2.0, 512),

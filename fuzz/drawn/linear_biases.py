@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,15 +27,13 @@ class Halved:
         return exponents + 1.0
 
 
-def drawn_scaling(draw: Draw, name: str, per: str) -> tuple[Any, Callable[[Floats], Floats]]:
+def drawn_scaling(draw: Draw, name: str) -> tuple[Any, Callable[[Floats], Floats]]:
     """Draw a scaling of `SCALING_CASES`; return it and the weights of its heads."""
-    case = SCALING_CASES[name]
-    options = {key: draw.one_of(values) for key, values in case.options.items()}
-    make, weights = getattr(na, name), partial(case.weights, **options)
+    case, make = SCALING_CASES[name], getattr(na, name)
     if case.dynamic:
         length = draw.one_of((1, 7, 50, 2048, draw.integer(1, 4000)))
-        return make(draw.power(-1, 2), length, per=per, **options), weights
-    return make(draw.one_of((1.0, 4.0, draw.power(0, 4))), **options), weights
+        return make(draw.power(-1, 2), length), case.weights
+    return make(draw.one_of((1.0, 4.0, draw.power(0, 4)))), case.weights
 
 
 def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
@@ -47,10 +44,9 @@ def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
     weights: Callable[[Floats], Floats] = interpolation
     factor: Any = 2.0 if name == "halved" else 1.0
     if name in SCALING_CASES:
-        per = draw.one_of(("sequence", "query"))
-        scaling, weights = drawn_scaling(draw, name, per)
+        scaling, weights = drawn_scaling(draw, name)
         factor = getattr(scaling, "factor", None) or slopes.dynamic_factor(
-            scaling.rate, _lengths(scene, per), scaling.train_length
+            scaling.rate, _lengths(scene), scaling.train_length
         )
 
     def for_heads(heads: int) -> Floats:
@@ -62,40 +58,13 @@ def scaling_and_slopes(scene: Scene) -> tuple[Any, Any]:
     return scaling, for_heads
 
 
-def _lengths(scene: Scene, per: str) -> Any:
-    """Count real keys of rows, or tokens up to queries without positions that only padding has.
-
-    With packed segments, both are per query.
-    """
+def _lengths(scene: Scene) -> Any:
+    """Count real keys of rows, or with packed segments of each query's text."""
     pairs, sizes = scene.places.pairs, scene.sizes
     real: Any = np.ones((1, sizes.keys), np.bool_) if pairs.real is None else pairs.real
     if pairs.segment_ids is not None:
-        return _lengths_of_texts(scene, real, per)
-    if per == "sequence":
-        return real.sum(axis=1)
-    given: tuple[Any, ...] = real, pairs.queries, pairs.keys
-    rows = max(map(len, given))
-    real, queries, keys = (np.broadcast_to(x, (rows, x.shape[1])) for x in given)
-    counts = np.maximum(queries + 1, 0)
-    for row, at in enumerate(keys):
-        holes = [p for p in set(at[~real[row]].tolist()) if p not in set(at[real[row]].tolist())]
-        counts[row] -= (np.array(holes, np.int64)[:, None] <= queries[row]).sum(axis=0)
-    return counts
-
-
-def _lengths_of_texts(scene: Scene, real: NDArray[np.bool_], per: str) -> NDArray[np.int64]:
-    pairs = scene.places.pairs
-    same, real = pairs.same_segment[:, 0], real[:, None]
-    if per == "sequence":
-        counts: NDArray[np.int64] = (same & real).sum(axis=2)
-        return counts
-    rows = np.broadcast_shapes(same.shape[:1], real.shape[:1], pairs.queries.shape[:1])[0]
-    counts = np.broadcast_to(np.maximum(pairs.queries + 1, 0), (rows, same.shape[1])).copy()
-    for row, i in np.ndindex(counts.shape):
-        own, at, is_real = (x[row if len(x) > 1 else 0] for x in (same, pairs.keys, real[:, 0]))
-        holes = set(at[own[i] & ~is_real].tolist()) - set(at[own[i] & is_real].tolist())
-        counts[row, i] -= sum(p < int(counts[row, i]) for p in holes)
-    return counts
+        return (pairs.same_segment[:, 0] & real[:, None]).sum(axis=2)
+    return real.sum(axis=1)
 
 
 def _sides(scene: Scene) -> str:

@@ -201,7 +201,7 @@ def _scalings() -> list[Function]:
         }),
         Function("LogN", na.LogN, {"train_length": 8}, {
             "train_length": (*NO_INTEGER, None, 1),
-            "strength": ("x", None, object(), -1, np.nan, [], [[1.0]], ["x"]), "biased": NO_BOOLEAN,
+            "strength": ("x", None, object(), -1, np.nan, [], [[1.0]], ["x"]),
         }),
         Function("scaling_from_config", na.scaling_from_config, {"config": config}, {
             "config": (
@@ -243,7 +243,7 @@ def _results() -> list[Function]:
         "x", None, 3, [], [None, None], [ones(1, 2, 3, 5)] * 3, [ones(3)] * 2, ["a", "b"],
     )  # fmt: skip
     mask = np.ones((2, 3))
-    lengths = ("x", 3, [1.5], [-1], [[[1]]], [2**31], ["a"], [True], np.ones(2), object())
+    lengths = ("x", 3, [1.5], [-1], [[1]], [2**31], ["a"], [True], np.ones(2), object())
     scaled = {"num_heads": 4, "scaling": na.DynamicNTK(train_length=20), "lengths": [3]}
     return [
         Function("merge", na.merge, parts, {

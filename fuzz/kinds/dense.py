@@ -63,8 +63,6 @@ def key_bias(draw: Draw) -> None:
     pairs = Pairs(np.zeros((1, 1), np.int64), np.zeros((1, keys), np.int64), real)
     scene = Scene(draw, sizes, Places({}, pairs, explicit=False), form, learned=False)
     scaling, for_heads = scaling_and_slopes(scene)
-    if getattr(scaling, "per", None) == "query":
-        return
     slopes = for_heads(sizes.heads)[..., 0]
     before = np.cumsum(real, axis=1) - 1.0
     anchor: Any = draw.one_of(("first", "last"))

@@ -28,23 +28,15 @@ def slopes(draw: Draw) -> None:
     if draw.chance(0.1):
         _compare(na.alibi_slopes(heads, rule=rule), 2.0**-e)
         return
-    name, per = draw.one_of(list(SCALING_CASES)), _choice(draw, "sequence", "query")
-    scaling, weights = drawn_scaling(draw, name, per)
+    name = draw.one_of(list(SCALING_CASES))
+    scaling, weights = drawn_scaling(draw, name)
     _round_trip(scaling)
     if not SCALING_CASES[name].dynamic:
         expected = oracle.scaled(e, weights(e), scaling.factor)
         _compare(na.alibi_slopes(heads, scaling, rule=rule), expected)
         return
-    lengths = draw.integers(
-        0, draw.one_of((3, 100, 100_000)) if per == "sequence" else 60, draw.integer(1, 4)
-    )
-    counts: Any = lengths
-    if per == "query":
-        queries = int(lengths.max(initial=0))
-        counts = np.maximum(lengths[:, None] - np.arange(queries - 1, -1, -1), 0)
-        if draw.chance(0.3):
-            lengths = counts
-    factor = oracle.dynamic_factor(scaling.rate, counts, scaling.train_length)
+    lengths = draw.integers(0, draw.one_of((3, 100, 100_000)), draw.integer(1, 4))
+    factor = oracle.dynamic_factor(scaling.rate, lengths, scaling.train_length)
     passed = draw.one_of((lengths, lengths.tolist(), lengths.astype(">i4")))
     result = na.alibi_slopes(heads, scaling, passed, rule=rule)
     _compare(result, oracle.scaled(e, weights(e), factor))

@@ -79,8 +79,9 @@ def parse_method(name: str, train_length: int | None) -> Method:
 
     Example:
         >>> from ntk_alibi.methods import parse_method
-        >>> parse_method("flat:8:logn=0.5", train_length=2048)
-        Method(name='flat:8:logn=0.5', scaling=FlatHeads(factor=8.0), log_n=LogN(train_length=2048, strength=0.5))
+        >>> method = parse_method("flat:8:logn=0.5", train_length=2048)
+        >>> method.scaling, method.log_n
+        (FlatHeads(factor=8.0), LogN(train_length=2048, strength=0.5))
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a method must be a string, got {name!r}")
@@ -92,9 +93,12 @@ def parse_method(name: str, train_length: int | None) -> Method:
         return Method(name, None, log_n)
     values, words = _parse_parameters(name, kind, words)
     if words:
+        option = words[0].partition("=")[0]
+        if kind.endswith("flat") and option.replace(".", "", 1).isdigit():
+            option = "share"  # which was the second number of these
         raise ValueError(
             f"an option in {name!r} must be logn=0.5, got {words[0]!r}"
-            f"{_names.did_you_mean(words[0].partition('=')[0], ('logn=',))}"
+            f"{_names.did_you_mean(option, ('logn=',))}"
         )
     if kind in DYNAMIC:
         values["train_length"] = train_length
@@ -273,8 +277,9 @@ def _parse_parameters(
     known = ", ".join(map(kind_spelling, _KINDS))
     near = _names.find_closest(kind, _KINDS, similarity=0.6)
     advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
-    if kind in _names.FORMER:
-        advice = f": {_names.FORMER[kind]}"
+    former = [x for x in (kind, *(w.partition("=")[0] for w in words)) if x in _names.FORMER]
+    if former:
+        advice = f": {_names.FORMER[former[0]]}"
     raise ValueError(
         f"method must be original or one of {known}, got {_checks.briefly(name)}{advice}"
     )

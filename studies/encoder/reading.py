@@ -22,11 +22,11 @@ RULES = {
     rule.spelling: rule
     for rule in (
         Rule("original"),
-        Rule("dynamic-interpolation:sequence"),
+        Rule("dynamic-interpolation:1"),
         Rule("ntk:FACTOR"),
-        Rule("dynamic-ntk:sequence"),
+        Rule("dynamic-ntk"),
         Rule("flat:FACTOR"),
-        Rule("dynamic-flat:sequence"),
+        Rule("dynamic-flat"),
     )
 }
 

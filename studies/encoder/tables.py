@@ -33,7 +33,7 @@ SECTIONS = ("machine", "trainings", "endpoint", "numbers", "names", "distances")
 
 #: The rule with which all rules are compared; the rule and the multiple of the primary endpoint,
 #: which is the share found of the numbers whose answer is farther away than the training length.
-BASELINE, ENDPOINT_RULE, ENDPOINT_AT = "original", "dynamic-flat:sequence", 4
+BASELINE, ENDPOINT_RULE, ENDPOINT_AT = "original", "dynamic-flat", 4
 
 #: Limits of the ranges of numbers' distances, in training lengths; names are nearer.
 DISTANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)

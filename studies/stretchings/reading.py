@@ -16,13 +16,13 @@ from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.records import corpus
 from ntk_alibi.evaluation.records.record import answered, cached_encoder, encoder
 from ntk_alibi.models import load
-from studies.forms import FRESH, HELD_OUT, Form, Forms
+from studies.forms import FRESH, HELD_OUT, NEW, Form, Forms
 from studies.results_file import ResultsFile
 from studies.rules import Rule
 from studies.stretchings.models import NanoMPTRecipe
 
-#: The rules, by spelling. Dynamic methods follow the prefix of each query; FACTOR is for texts
-#: whose length is known beforehand.
+#: The rules, by spelling. Dynamic methods have one factor for each text, which a call reads whole;
+#: FACTOR is for texts whose length is known beforehand.
 RULES = {
     rule.spelling: rule
     for rule in (
@@ -57,7 +57,7 @@ class ReadingPlan:
 
 
 #: The forms of records, by the beginning of a result's name.
-KINDS = {"records": HELD_OUT, "fresh": FRESH}
+KINDS = {"records": HELD_OUT, "fresh": FRESH, "new": NEW}
 
 #: Multiples of the training length of the windows of prose, and of records of `FRESH` forms.
 PROSE_AT, FRESH_AT = 4, (1, 4)
@@ -108,7 +108,7 @@ def _answers(
     drawn = replace(Forms.of(tokenizer, known), prose=unseen, questions=plan.questions, easy=0.0)
     found: dict[str, dict[str, list[tuple[int, bool]]]] = {}
     for name, form in forms.items():
-        place = [*HELD_OUT, *FRESH].index(name)
+        place = [*HELD_OUT, *FRESH, *NEW].index(name)
         kind = replace(drawn, form=form)
         rng = np.random.default_rng([plan.seed, recipe.seed, multiple, place])
         cases = [kind.case(encode, multiple * recipe.train_length, rng) for _ in range(count)]

@@ -22,7 +22,6 @@ SCALINGS = [
     na.NTK(4.0),
     na.Knee(5, 3.0),
     na.DynamicNTK(1.0, 4),
-    na.DynamicNTK(1.0, 4, per="query"),
     na.DynamicKnee(3, 2.0, 4),
 ]
 

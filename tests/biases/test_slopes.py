@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,6 @@ def test_scaled_slopes(heads: int, factor: float) -> None:
         (na.Interpolation(factor), na.reference.interpolated_slopes),
         (na.NTK(factor), na.reference.ntk_slopes),
         (na.FlatHeads(factor), partial(na.reference.flat_heads_slopes, share=0.25)),
-        (na.FlatHeads(factor, 0.1), partial(na.reference.flat_heads_slopes, share=0.1)),
         (na.MaxBias(factor), na.reference.max_bias_slopes),
     ]:
         np.testing.assert_allclose(
@@ -91,6 +91,36 @@ def test_ntk_keeps_the_steepest_divides_the_flattest_and_keeps_the_order(
     assert scaled[flattest] == pytest.approx(plain[flattest] / factor, rel=3e-7)
     assert (np.diff(scaled[np.argsort(-plain)]) <= 0).all()
     assert (scaled <= plain).all()
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "static"),
+    [
+        (na.DynamicNTK, na.NTK),
+        (na.DynamicFlatHeads, na.FlatHeads),
+        (na.DynamicInterpolation, na.Interpolation),
+    ],
+)
+@given(
+    heads=st.integers(1, 130),
+    rate=st.floats(0.125, 8.0),
+    train_length=st.integers(1, 4096),
+    lengths=st.lists(st.integers(0, 100_000), min_size=1, max_size=4),
+)
+def test_a_text_has_the_slopes_of_its_factor(
+    dynamic: Any, static: Any, heads: int, rate: float, train_length: int, lengths: list[int]
+) -> None:
+    """A row has them to the bit, also in a batch, and in the padded bias of a model."""
+    scaling = dynamic(rate, train_length)
+    factors = [max(1.0, rate * n / train_length) for n in lengths]
+    expected = [na.alibi_slopes(heads, static(factor)) for factor in factors]
+    np.testing.assert_array_equal(na.alibi_slopes(heads, scaling, lengths), expected)
+    short = [n % 9 for n in lengths]
+    padded = np.array([[0] * (9 - n) + [1] * n for n in short])
+    together = na.build_alibi_tensor(padded, heads, np.float32, scaling).reshape(-1, heads, 9)
+    for row, n in zip(together, short, strict=True):
+        alone = na.build_alibi_tensor(np.ones((1, n)), heads, np.float32, scaling)
+        np.testing.assert_array_equal(row[:, 9 - n :], alone[:, 0])
 
 
 def test_what_comes_in_decides_what_goes_out() -> None:

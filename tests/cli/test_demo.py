@@ -13,6 +13,7 @@ from ntk_alibi.cli import demo, main
 from ntk_alibi.evaluation import Plan, evaluate
 from ntk_alibi.evaluation.records import record
 from ntk_alibi.evaluation.records.record import Case
+from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 from ntk_alibi.models import load
 from repository import ROOT
 
@@ -43,7 +44,7 @@ def test_the_command_for_the_own_model_is_one_of_eval(
     (command,) = re.findall("^  ntk-alibi (.*)$", capsys.readouterr().out, re.MULTILINE)
     main(shlex.split(command))
     assert taken[0].model == "MODEL"
-    assert taken[0].methods == ["original", "dynamic-flat"]
+    assert taken[0].methods == [ORIGINAL, RECOMMENDED]
 
 
 def test_the_table_has_the_lengths_and_records_that_fit(
@@ -80,9 +81,9 @@ def test_the_table_is_what_eval_counts(
     rows = re.findall(r" (\d+) of 32 ", capsys.readouterr().out)
     model, tokenizer, train_length = load()
     plan = Plan(
-        *(train_length, ("original", "dynamic-flat"), (1, 2)),
+        *(train_length, (ORIGINAL, RECOMMENDED), (1, 2)),
         **{"line_records": 1, "topic_records": 0, "prose_windows": 0},
     )
     found = evaluate(model, tokenizer, plan, "answers", quiet=True).retrieval
     counts = found.pivot_table(index="multiple", columns="method", values="accuracy") * 32
-    assert list(map(int, rows)) == counts[["original", "dynamic-flat"]].to_numpy().ravel().tolist()
+    assert list(map(int, rows)) == counts[[ORIGINAL, RECOMMENDED]].to_numpy().ravel().tolist()

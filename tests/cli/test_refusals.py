@@ -44,7 +44,7 @@ ROWS = [
     ),
     (["eval", "--lengths", "999999999"], "--lengths must be between 1 and 4194304"),
     (["eval", "--lengths", "20"], "length must hold a record of lines and its questions, got 20"),
-    (["eval", "--methods", "original", "ntk:4:layers=4"], "layers must be below 4, the number"),
+    (["eval", "--methods", "dynamic-ntk:query"], "got 'query': one factor for each text"),
     (["eval", "--from-json", "text", "--methods", "ntk:2"], "--methods must not be given with"),
     (["eval", "--from-json", "folder"], f"got 'folder': {FOLDER}"),
     (["eval", "--from-json", "bytes"], "'bytes' must be a JSON file"),

@@ -240,7 +240,7 @@ def test_the_command_checks_the_path_before_it_loads_a_model(
     [
         (["--dtype", "float16"], "--dtype for format 'leaf' must be one of"),
         (["--method", "max-bias:3"], "scaling must be another"),
-        (["--method", "ntk:4:layers=1"], "layers must be below 1, the number of the model's"),
+        (["--method", "ntk:4:layers=1"], "a scaling is for all layers; patch takes a dict of"),
     ],
 )
 def test_the_command_checks_its_arguments_before_it_reads_the_weights(

@@ -120,7 +120,7 @@ def test_a_graph_follows_the_patches_of_its_model(name: str) -> None:
     options: list[dict[str, Any]] = [
         {"method": na.NTK(4.0)},
         {"method": na.DynamicNTK(2.0, train_length=4)},
-        {"method": na.DynamicNTK(2.0, train_length=4, per="query"), "window": 6},
+        {"method": na.DynamicNTK(2.0, train_length=4), "window": 6},
         {"window": 4, "sink": 1, "log_n": 8},
         {"method": learned_bias.LearnedKerpleLog(8)},
     ]

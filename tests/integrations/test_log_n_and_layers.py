@@ -13,11 +13,12 @@ def test_names_and_dicts_are_scalings(models: dict, ids: torch.Tensor) -> None:
     for given, meant in (
         ("ntk:4", {"method": na.NTK(4.0)}),
         ("original", {}),
-        ("flat:8:layers=1", {"method": na.FlatHeads(8.0, layers=[1])}),
+        ("flat:8", {"method": na.FlatHeads(8.0)}),
+        ("dynamic-ntk", {"method": na.DynamicNTK(2.0, length)}),
         ("original:logn=0.5", {"log_n": na.LogN(length, 0.5)}),
         ("knee:6:5:ssmax=1", {"method": na.Knee(6, 5.0), "log_n": na.LogN(length, biased=True)}),
         ("dynamic-knee:6:5:sequence", {"method": na.DynamicKnee(6, 5.0, length, per="sequence")}),
-        (na.NTK(4.0, layers=[1]).to_config(), {"method": na.NTK(4.0, layers=[1])}),
+        (na.NTK(4.0).to_config(), {"method": na.NTK(4.0)}),
         ({"alibi_type": "default"}, {}),
     ):
         with na.patch(model, given) as handle:

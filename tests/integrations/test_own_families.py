@@ -142,11 +142,11 @@ def test_a_patch_that_fails_halfway_leaves_the_model_as_it_was() -> None:
 def test_a_family_can_say_the_training_length() -> None:
     model, (ids, mask) = toy_model(), toy_batch()
     family = toy_family(train_length=lambda _: 16)
-    with na.patch(model, na.DynamicNTK(1.0, per="sequence"), family=family) as patch:
+    with na.patch(model, na.DynamicNTK(1.0), family=family) as patch:
         assert patch.scaling.train_length == 16
         run(model, ids, mask)
     with pytest.warns(UserWarning, match="the model's config has 16"):
-        na.patch(model, na.DynamicNTK(1.0, 512, per="sequence"), family=family).undo()
+        na.patch(model, na.DynamicNTK(1.0, 512), family=family).undo()
 
 
 def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> None:

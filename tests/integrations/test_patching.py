@@ -174,11 +174,11 @@ def test_copies_are_patched_and_undone_apart(ids: torch.Tensor, name: str, form:
 def test_what_is_in_force_is_readable() -> None:
     model = make_model("bloom")
     first = na.patch(model)
-    na.patch(model, "dynamic-ntk:2:query:logn=0.5", attention="eager", window=8, sink=2)
+    na.patch(model, "dynamic-ntk:logn=0.5", attention="eager", window=8, sink=2)
     assert repr(first) == "<patch of BLOOM, plain ALiBi, attention='fused', replaced>"
     assert [repr(patch) for patch in na.patched(model)] == [
-        "<patch of BLOOM, DynamicNTK(rate=2.0, train_length=2048, per='query'), attention='eager', "
-        "window=8, sink=2, log_n=LogN(train_length=2048, strength=0.5, biased=False), in force>",
+        "<patch of BLOOM, DynamicNTK(rate=2.0, train_length=2048), attention='eager', window=8, "
+        "sink=2, log_n=LogN(train_length=2048, strength=0.5), in force>",
     ]
 
 
@@ -230,7 +230,7 @@ def test_only_this_instance_is_patched(ids: torch.Tensor) -> None:
 def test_threads_do_not_see_each_other(ids: torch.Tensor) -> None:
     shared, wrong = make_model("bloom"), []
     others = [copy.deepcopy(shared) for _ in range(4)]
-    choices = [None, na.NTK(2.0), na.Interpolation(2.0), na.DynamicNTK(2.0, 16, per="query")]
+    choices = [None, na.NTK(2.0), na.Interpolation(2.0), na.DynamicNTK(2.0, 16)]
     expected = []
     for scaling in choices:
         with na.patch(shared, scaling):

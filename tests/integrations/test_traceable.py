@@ -37,7 +37,7 @@ SHAPES = (_AXES, _AXES)
 OPTIONS = [
     {"method": na.NTK(4.0)},
     {"method": na.Knee(6, 5.0)},
-    {"method": na.NTK(4.0), "log_n": na.LogN(8, tuple(np.linspace(0, 2, 8)), biased=True)},
+    {"method": na.NTK(4.0), "log_n": na.LogN(8, tuple(np.linspace(0, 2, 8)))},
 ]
 
 #: The smallest family in the quick tests, and the others in the slow ones.

@@ -23,7 +23,7 @@ lengths = pytest.mark.parametrize(
 def test_an_object_takes_what_its_name_takes(name: str, train_length: int) -> None:
     model = make_model(name, **CONFIGS[name])
     scaling = na.DynamicFlatHeads(2.0)
-    for same in ("dynamic-flat:2:query", scaling, scaling.to_config()):
+    for same in ("dynamic-flat:2", scaling, scaling.to_config()):
         with na.patch(model, same) as handle:
             assert handle.scaling == na.DynamicFlatHeads(2.0, train_length)
     knee = na.DynamicKnee(4, layers=[1])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ntk_alibi as na
+from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 from ntk_alibi.models import load
 
 pytestmark = pytest.mark.slow  # reads texts of 3 training lengths
@@ -51,7 +52,7 @@ def test_what_a_reader_asks_at_three_training_lengths(
     """Of five questions the original answers none and the stretched all; one may round away."""
     statement, question = FORMS[form]
     model, tokenizer, train_length = loaded
-    right = {"original": 0, "dynamic-flat": 0}
+    right = {ORIGINAL: 0, RECOMMENDED: 0}
     for seed in range(5):
         draw = Random(seed)
         names, values = [name(draw) for _ in range(2)], draw.sample(range(1000, 10000), 2)
@@ -63,5 +64,5 @@ def test_what_a_reader_asks_at_three_training_lengths(
         for method in right:
             with na.patch(model, method), torch.inference_mode():
                 right[method] += answer(model, tokenizer, text).lstrip().startswith(str(values[0]))
-    assert right["original"] == 0
-    assert right["dynamic-flat"] >= 4
+    assert right[ORIGINAL] == 0
+    assert right[RECOMMENDED] >= 4

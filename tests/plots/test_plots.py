@@ -48,14 +48,11 @@ def test_pictures_without_a_theme_show_the_ground_of_their_page() -> None:
         assert inline._fetch_figure_metadata(figure) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["ntk:4", "flat:8:0.5", "dynamic-ntk", "knee:16:4", "ntk:2:layers=0+2"]
-)
+@pytest.mark.parametrize("name", ["ntk:4", "flat:8", "dynamic-ntk", "knee:16:4"])
 def test_a_scaling_has_its_name_in_pictures(name: str) -> None:
     scaling = parse_method(name, 2048).scaling
     assert labelled([scaling]) == {name: scaling}
-    if "layers" not in name:
-        assert list(labelled(na.ALiBi(8, scaling))) == [f"ALiBi(8, {name})"]
+    assert list(labelled(na.ALiBi(8, scaling))) == [f"ALiBi(8, {name})"]
 
 
 class Table:
@@ -178,7 +175,7 @@ def test_objects_of_one_label_keep_their_curves() -> None:
 
 
 def test_titles_say_at_which_length_a_dynamic_method_is_drawn() -> None:
-    dynamic = na.DynamicNTK(2.0, 512, per="query")
+    dynamic = na.DynamicNTK(2.0, 512)
     assert plots.slopes(8, dynamic).get_title().endswith("dynamic ones at 512 tokens")
     given = plots.slopes(8, [None, dynamic], length=1024)
     assert given.get_title().endswith("dynamic ones at 1024 tokens")

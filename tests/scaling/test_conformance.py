@@ -24,9 +24,8 @@ from ntk_alibi.scaling.base import StaticScaling
 HEADS, QUERIES, KEYS, ROWS = 4, 30, 45, 2
 PADDING = np.arange(KEYS) >= np.array([[0], [11]])
 
-#: Token counts of each row, and of the prefix that ends with each query.
+#: Token counts of each row.
 REAL = PADDING.sum(axis=1)
-PREFIXES = PADDING.cumsum(axis=1)[:, KEYS - QUERIES :]
 
 
 class OnlyFlatHeads:
@@ -45,22 +44,13 @@ class WithoutHash(OnlyFlatHeads):
         return isinstance(other, WithoutHash)
 
 
-class ByTheRow:
-    """A foreign scaling that depends on the length of the row: m / n."""
+class ByTheText:
+    """A foreign scaling that depends on the length of the text: m / n."""
 
-    per = "sequence"
+    dynamic = True
 
     def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
         return exponents + np.log2(lengths)[:, None]
-
-
-class ByTheQuery:
-    """A foreign scaling that depends on the length of each query's prefix: m / max(n, 1)."""
-
-    per = "query"
-
-    def scale_exponents(self, exponents: Any, lengths: Any = None) -> Any:
-        return exponents[:, None] + np.log2(np.maximum(lengths, 1))[:, None]
 
 
 @dataclass(frozen=True)
@@ -74,48 +64,39 @@ class SquareRoot(StaticScaling):
 
 
 class Case(NamedTuple):
-    """A scaling, and its expected slopes (heads,), (rows, heads) or (rows, heads, queries)."""
+    """A scaling, and its expected slopes (heads,) or (rows, heads)."""
 
     scaling: Any
     slopes: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     lengths: Any = None
 
 
-def of_case(name: str, **options: Any) -> Case:
+def of_case(name: str) -> Case:
     """Return the case of a scaling, whose slopes equal `na.reference`'s.
 
     FlatHeads and DynamicFlatHeads have the reference `flat_heads_slopes(slopes, factor, share)`.
     """
     case = SCALING_CASES[name]
-    scaling = getattr(na, name)(**case.right, **options)
-    own = {key: values[0] for key, values in case.options.items()}
+    scaling = getattr(na, name)(**case.right)
+    own = {"share": 0.25} if "Flat" in name else {}
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("Dynamic")).lower()
     words = words.replace("interpolation", "interpolated")
     scaled = partial(getattr(na.reference, f"{words}_slopes"), **own)
     if not case.dynamic:
         return Case(scaling, lambda m: scaled(m, scaling.factor))
-    lengths = REAL if scaling.per == "sequence" else PREFIXES
 
     def slopes(m: NDArray[np.float64]) -> NDArray[np.float64]:
-        factors = [na.reference.dynamic_factor(2.0, n, 20) for n in lengths.reshape(-1)]
-        each = np.stack([scaled(m, a) for a in factors]).reshape(*lengths.shape, HEADS)
-        return each if lengths.ndim == 1 else each.swapaxes(1, 2)
+        return np.stack([scaled(m, na.reference.dynamic_factor(2.0, n, 20)) for n in REAL])
 
-    return Case(scaling, slopes, lengths)
+    return Case(scaling, slopes, REAL)
 
 
 CASES = {
     "stranger": Case(OnlyFlatHeads(), lambda m: m / [1, 1, 2, 2]),
     "stranger without hash": Case(WithoutHash(), lambda m: m / [1, 1, 2, 2]),
-    "stranger per row": Case(ByTheRow(), lambda m: m / REAL[:, None], REAL),
-    "stranger per query": Case(
-        ByTheQuery(), lambda m: m[:, None] / np.maximum(PREFIXES, 1)[:, None], PREFIXES
-    ),
+    "dynamic stranger": Case(ByTheText(), lambda m: m / REAL[:, None], REAL),
     "subclass": Case(SquareRoot(4.0), lambda m: m / 4.0 ** np.sqrt(-np.log2(m) / 8)),
     **{name: of_case(name) for name in SCALING_CASES},
-    "dynamic interpolation per query": of_case("DynamicInterpolation", per="query"),
-    "dynamic NTK per query": of_case("DynamicNTK", per="query"),
-    "dynamic flat heads per sequence": of_case("DynamicFlatHeads", per="sequence"),
 }
 PACKAGED = [case.scaling for case in CASES.values() if hasattr(case.scaling, "alibi_type")]
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -125,10 +106,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def written(case: Case) -> NDArray[np.float64]:
-    """Return the slopes for all pairs, (1 or rows, heads, 1 or queries, 1)."""
-    slopes = case.slopes(na.reference.alibi_slopes(HEADS))
-    axes = {1: (None, slice(None), None, None), 2: (..., None, None), 3: (..., None)}
-    return slopes[axes[slopes.ndim]]
+    """Return the slopes for all pairs, (1 or rows, heads, 1, 1)."""
+    return np.atleast_2d(case.slopes(na.reference.alibi_slopes(HEADS)))[..., None, None]
 
 
 def test_every_scaling_has_a_case() -> None:
@@ -138,12 +117,11 @@ def test_every_scaling_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", SCALING_CASES)
 def test_a_scaling_is_a_value_with_a_config(name: str) -> None:
-    for options in ({}, {"layers": [3, 1]}):
-        scaling = getattr(na, name)(**SCALING_CASES[name].right, **options)
-        assert pickle.loads(pickle.dumps(scaling)) == scaling
-        assert eval(repr(scaling), vars(na)) == scaling
-        assert hash(scaling) == hash(pickle.loads(pickle.dumps(scaling)))
-        assert na.scaling_from_config(scaling.to_config()) == scaling
+    scaling = getattr(na, name)(**SCALING_CASES[name].right)
+    assert pickle.loads(pickle.dumps(scaling)) == scaling
+    assert eval(repr(scaling), vars(na)) == scaling
+    assert hash(scaling) == hash(pickle.loads(pickle.dumps(scaling)))
+    assert na.scaling_from_config(scaling.to_config()) == scaling
 
 
 @EVERY
@@ -189,7 +167,7 @@ def test_a_bias_of_any_scaling_can_be_inspected(case: Case) -> None:
     assert bias_by_distance(na.ALiBi(HEADS, case.scaling), 5, length=20).shape == (HEADS, 5)
 
 
-@pytest.mark.parametrize("name", ["stranger", "stranger per row", "subclass"])
+@pytest.mark.parametrize("name", ["stranger", "dynamic stranger", "subclass"])
 def test_a_bias_for_a_model_has_its_slopes(name: str) -> None:
     case = CASES[name]
     found = na.build_alibi_tensor(PADDING, HEADS, np.float32, case.scaling)
@@ -209,7 +187,7 @@ class OwnWeights(na.NTK):
 @pytest.mark.parametrize(
     "scaling",
     [
-        na.NTK(4.0), na.DynamicNTK(2.0, 20, per="query"), OnlyFlatHeads(), OwnWeights(4.0),
+        na.NTK(4.0), na.DynamicNTK(2.0, 20), OnlyFlatHeads(), OwnWeights(4.0),
         *(pytest.param(x, marks=pytest.mark.slow) for x in PACKAGED),
     ],
     ids=lambda x: type(x).__name__,

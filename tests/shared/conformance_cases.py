@@ -39,7 +39,7 @@ def standard(scaling: Any = None) -> Any:
 
     def written(place: Place) -> torch.Tensor:
         tokens = _tokens(scaling, place)
-        if place.same_segment is not None and getattr(scaling, "per", None) == "sequence":
+        if place.same_segment is not None and tokens is not None:
             slopes = constant(na.alibi_slopes(HEADS, scaling, tokens.ravel()))
             slopes = slopes.unflatten(0, tokens.shape).transpose(1, 2)
         else:
@@ -50,19 +50,13 @@ def standard(scaling: Any = None) -> Any:
 
 
 def _tokens(scaling: Any, place: Place) -> Any:
-    """Count the real tokens of each row or query's segment, or of its part up to each query."""
-    per = getattr(scaling, "per", None)
-    if per is None:
+    """Count the real tokens of each row or query's segment, for a dynamic scaling."""
+    if not getattr(scaling, "dynamic", False):
         return None
-    real = torch.ones(1, KEYS, dtype=torch.long) if place.real is None else place.real.long()
+    real = torch.ones(1, KEYS, dtype=torch.bool) if place.real is None else place.real.bool()
     if place.same_segment is not None:
-        real = place.same_segment & real.bool()[:, None]
-        return (real if per == "sequence" else real & (place.distance[:, 0] >= 0)).sum(2).numpy()
-    if per == "sequence":
-        return real.sum(1).numpy()
-    if place.given:
-        return place.queries.numpy() + 1
-    return real.cumsum(1)[:, KEYS - place.queries.shape[1] :].numpy()
+        return (place.same_segment & real[:, None]).sum(2).numpy()
+    return real.sum(1).numpy()
 
 
 def knee_bias(place: Place, slopes: torch.Tensor, start: int, factor: Any) -> torch.Tensor:
@@ -163,10 +157,7 @@ def _slopes(slopes: Any) -> dict[str, Any]:
     return {"slopes": slopes if len(slopes) > 1 else slopes[0]} if slopes else {}
 
 
-def _dynamic(per: Any) -> na.DynamicNTK:
-    return na.DynamicNTK(2.0, 32, per=per)
-
-
+_DYNAMIC = na.DynamicNTK(2.0, 32)
 _KNEE = na.DynamicKnee(6, rate=4.0, train_length=16)
 _KNEE_OF_ROWS = na.DynamicKnee(6, rate=4.0, train_length=16, per="sequence")
 
@@ -179,12 +170,7 @@ CASES = {
     "ALiBi, interpolated, symmetric": Case(
         alibi(na.Interpolation(3.0), sides="symmetric"), standard(na.Interpolation(3.0))
     ),
-    "ALiBi, dynamic per sequence": Case(
-        alibi(_dynamic("sequence"), sides="symmetric"), standard(_dynamic("sequence"))
-    ),
-    "ALiBi, dynamic per query": Case(
-        alibi(_dynamic("query"), sides="symmetric"), standard(_dynamic("query"))
-    ),
+    "ALiBi, dynamic": Case(alibi(_DYNAMIC, sides="symmetric"), standard(_DYNAMIC)),
     "ALiBi, symmetric": Case(alibi(sides="symmetric"), standard()),
     "ALiBi, halves": Case(alibi(sides="halves"), halves),
     "ALiBi, exempt": Case(

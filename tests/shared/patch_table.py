@@ -65,11 +65,7 @@ SCALINGS = {
         na.FlatHeads(8.0), slopes=lambda x, _: na.reference.flat_heads_slopes(x, 8.0, 0.25)
     ),
     "maximum": choice(na.MaxBias(4.0), slopes=lambda x, _: na.reference.max_bias_slopes(x, 4.0)),
-    "ntk in a layer": choice(
-        na.NTK(4.0, layers=[1]), slopes=lambda x, _: na.reference.ntk_slopes(x, 4.0), layers=[1]
-    ),
-    "dynamic, sequence": choice(na.DynamicNTK(2.0, 8, per="sequence"), slopes=dynamic, whole=True),
-    "dynamic, query": choice(na.DynamicNTK(2.0, 8, per="query"), slopes=dynamic),
+    "dynamic": choice(na.DynamicNTK(2.0, 8), slopes=dynamic, whole=True),
     "knee": choice(na.Knee(6, 5.0), compress=compressed),
     "dynamic knee": choice(
         na.DynamicKnee(6, rate=4.0, train_length=8),
@@ -98,12 +94,9 @@ OPTIONS: dict[str, Callable[[int], tuple[dict[str, Any], dict[str, Any]]]] = {
     "window": lambda _: limits(window=5),
     "window and sinks": lambda _: limits(window=5, sink=2),
     "blocks": lambda _: limits(causal_block=4),
-    "log n": lambda _: ({"log_n": 6}, {"log_n": (6, 1.0, False)}),
+    "log n": lambda _: ({"log_n": 6}, {"log_n": (6, 1.0)}),
     "log n by head": lambda heads: (
-        {"log_n": na.LogN(6, strengths(heads))}, {"log_n": (6, strengths(heads), False)}
-    ),
-    "biased log n": lambda _: (
-        {"log_n": na.LogN(6, 0.5, biased=True)}, {"log_n": (6, 0.5, True)}
+        {"log_n": na.LogN(6, strengths(heads))}, {"log_n": (6, strengths(heads))}
     ),
 }  # fmt: skip
 
@@ -167,7 +160,7 @@ REMOTE, TOYS = of_kind("encoder", "remote decoder"), ("toy", "toy, causal")
 BUCKETS = of_kind("both", "buckets")
 COLUMN_POSITIONS = [name for name, family in FAMILIES.items() if family.layout.columns]
 OWN = ("own bias", "own bias in a layer")
-DYNAMIC = ("dynamic, sequence", "dynamic, query", "dynamic knee")
+DYNAMIC = ("dynamic", "dynamic knee")
 LIMITS = ("window", "window and sinks", "blocks")
 WINDOW_CACHES = ("pieces, window", "generate, window")
 
@@ -176,13 +169,12 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     ({"family": BUCKETS, "scaling": but("scaling", "plain", *OWN)}, "no slopes to scale"),
     ({"family": BUCKETS, "option": but("option", "none", "window")}, "refused"),
     ({"family": BOTH, "scaling": ["own bias in a layer"]}, "each stack counts its layers"),
-    ({"family": ENCODERS, "scaling": ["dynamic, query", "dynamic knee"]}, "refused"),
+    ({"family": ENCODERS, "scaling": ["dynamic knee"]}, "refused"),
     ({"family": ENCODERS, "option": LIMITS}, "refused"),
     (
         {"family": COLUMN_POSITIONS, "option": LIMITS, "padding": ["holes"]},
         "limits count tokens, and distances columns",
     ),
-    ({"scaling": OWN, "option": ["biased log n"]}, "refused for tables"),
     ({"form": ["traceable"], "family": but("family", *DECODERS)}, "refused"),
     ({"form": ["traceable"], "scaling": [*OWN, *DYNAMIC]}, "refused"),
     ({"form": ["traceable"], "option": LIMITS}, "refused"),
@@ -214,8 +206,8 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     ({"way": WINDOW_CACHES, "form": ["traceable"]}, "refused"),
     ({"way": GENERATE, "padding": ["right"], "family": DECODERS}, "the text has ended"),
     (
-        {"way": [*PIECES, *GENERATE], "scaling": ["dynamic, sequence"]},
-        "its cache has other slopes, which is a warning",
+        {"way": [*PIECES, *GENERATE[1:]], "scaling": ["dynamic"]},
+        "keys in its cache were computed with the slopes of a shorter text",
     ),
     (
         {

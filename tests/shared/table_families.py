@@ -69,7 +69,7 @@ class Meaning:
         whole: counts are of the row's tokens, not of the tokens up to each query.
         layers: the layers with these slopes, distances or values; the others are stock.
         limits: `window`, `sink` and `causal_block`.
-        log_n: a training length, strengths, and whether the bias grows with the scores.
+        log_n: a training length and strengths.
     """
 
     slopes: Values | None = None
@@ -78,7 +78,7 @@ class Meaning:
     whole: bool = False
     layers: Collection[int] | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
-    log_n: tuple[int, Any, bool] | None = None
+    log_n: tuple[int, Any] | None = None
 
 
 def attention_layers(model: Any, layout: Layout) -> list[tuple[str, Any]]:
@@ -185,11 +185,10 @@ class Oracle:
             bias = bias / (self.model.config.hidden_size // heads) ** 0.5
         times = torch.ones(heads, count, 1, dtype=bias.dtype)
         if meaning.log_n:
-            length, strength, grows = meaning.log_n
+            length, strength = meaning.log_n
             excess = np.log(seen.sum(axis=1)) / np.log(length) - 1
             more = np.broadcast_to(strength, heads)[:, None, None] * excess[:, None]
             times = torch.from_numpy(np.maximum(1 + more, 1))
-            bias = bias * times if grows else bias
         return bias.masked_fill(~torch.from_numpy(seen), -torch.inf), times
 
     def _learned(self, path: str, distance: torch.Tensor, causal: bool) -> torch.Tensor:

@@ -88,7 +88,7 @@ def by_torch(
         AttentionView(),
         AttentionView(window=7),
         AttentionView(scaling=na.NTK(4.0)),
-        AttentionView(scaling=na.FlatHeads(8.0, share=0.25)),
+        AttentionView(scaling=na.FlatHeads(8.0)),
         AttentionView(scaling=na.Knee(16, factor=14.0)),
     ],
     ids=str,

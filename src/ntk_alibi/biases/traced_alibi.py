@@ -20,8 +20,8 @@ from ntk_alibi.scaling import (
     DYNAMIC_TYPES,
     STATIC_TYPES,
     Scaling,
-    scaling_from_config,
     is_dynamic,
+    scaling_from_config,
     scaling_to_config,
     split_knee,
 )

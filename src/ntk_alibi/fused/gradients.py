@@ -13,13 +13,12 @@ from ntk_alibi._arrays import Array
 from ntk_alibi._backends import backend_of, empty_pair, promote_to_float32
 from ntk_alibi._torch_state import is_followed
 from ntk_alibi.biases.base import BiasObject
-from ntk_alibi.biases.kernel_bias import ARRAYS, SLOPES
+from ntk_alibi.biases.kernel_bias import ARRAYS
 from ntk_alibi.fused.call import AttentionCall, all_options, checked_call
 from ntk_alibi.fused.core_problem import CoreProblem, exempt_queries, shifted_queries
 from ntk_alibi.fused.forward import compute_in_core, rounded_logsumexp, run_core
 from ntk_alibi.fused.parts import Part, compute_in_parts, rotated_parts, times_factor
 from ntk_alibi.masks import Cut
-from ntk_alibi.positions.log_n import as_log_n
 
 #: The largest magnitude of a float32 logsumexp whose rounding, at most 2^-11, is accepted.
 GREATEST_ROUNDED_LOGSUMEXP = 2.0**14

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
-from ntk_alibi.scaling.base import Floats, DynamicScaling, StretchedSlopes, Scaling
+from ntk_alibi.scaling.base import DynamicScaling, Floats, Scaling, StretchedSlopes
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,7 @@ CASES = {
     "BLOOM": Case(lambda: vllm_runs.bloom(8), na.Interpolation(4.0), "seq_length"),
     "BLOOM, not stretched": Case(lambda: vllm_runs.bloom(8), None, "seq_length"),
     "BLOOM, compiled": Case(lambda: vllm_runs.bloom(8), na.NTK(4.0), "seq_length", compiled=True),
-    "BLOOM, some layers": Case(
-        lambda: vllm_runs.bloom(8), na.FlatHeads(8.0, layers=[0, 2]), "seq_length"
-    ),
+    "BLOOM, flat heads": Case(lambda: vllm_runs.bloom(8), na.FlatHeads(8.0), "seq_length"),
     "BLOOM, 6 heads in 2 processes": Case(
         lambda: vllm_runs.bloom(6), na.NTK(4.0), "seq_length", processes=2
     ),

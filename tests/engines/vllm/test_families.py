@@ -1,4 +1,4 @@
-"""Slopes of layers and of the processes of tensor parallelism."""
+"""Slopes of models and of the processes of tensor parallelism."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ntk_alibi.engines.vllm.families import (
     BLOOM,
     FALCON,
     find_family,
-    layer_slopes,
+    model_slopes,
     process_slopes,
 )
 
@@ -28,7 +28,7 @@ SCALINGS = [None, na.Interpolation(4.0), na.NTK(4.0), na.FlatHeads(8.0), na.MaxB
 def test_slopes_are_those_of_alibi_slopes(heads: int, scaling: Any) -> None:
     config = transformers.BloomConfig(n_head=heads, hidden_size=8 * heads)
     expected = na.alibi_slopes(heads, scaling)
-    assert (layer_slopes(BLOOM.rule(config), scaling, 0) == expected).all()
+    assert (model_slopes(BLOOM.rule(config), scaling) == expected).all()
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -37,23 +37,15 @@ def test_plain_and_ntk_slopes_are_those_of_the_reference(heads: int) -> None:
     plain = na.reference.alibi_slopes(heads)
     rule = BLOOM.rule(config)
     rounding = {"rtol": 2.0**-23, "atol": 0.0}
-    np.testing.assert_allclose(layer_slopes(rule, None, 0), plain, **rounding)
+    np.testing.assert_allclose(model_slopes(rule, None), plain, **rounding)
     expected = na.reference.ntk_slopes(plain, 4.0)
-    np.testing.assert_allclose(layer_slopes(rule, na.NTK(4.0), 0), expected, **rounding)
+    np.testing.assert_allclose(model_slopes(rule, na.NTK(4.0)), expected, **rounding)
 
 
 def test_falcon_divides_slopes_by_the_root_of_its_head_size() -> None:
     config = transformers.FalconConfig(num_attention_heads=6, hidden_size=6 * 40, alibi=True)
     expected = na.alibi_slopes(6, na.NTK(4.0)) / np.float32(math.sqrt(40))
-    assert (layer_slopes(FALCON.rule(config), na.NTK(4.0), 0) == expected).all()
-
-
-def test_a_scaling_of_some_layers_leaves_the_others_alone() -> None:
-    config = transformers.BloomConfig(n_head=8, hidden_size=64, n_layer=3)
-    scaling, rule = na.NTK(4.0, layers=[0, 2]), BLOOM.rule(config)
-    for layer in range(3):
-        expected = na.alibi_slopes(8, None if layer == 1 else na.NTK(4.0))
-        assert (layer_slopes(rule, scaling, layer) == expected).all()
+    assert (model_slopes(FALCON.rule(config), na.NTK(4.0)) == expected).all()
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])

@@ -88,9 +88,6 @@ def models(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[Any]:
             "bloom": SimpleNamespace(BloomForCausalLM=Stock, BloomMLP=BloomMLP),
             "falcon": SimpleNamespace(FalconForCausalLM=Stock),
         },
-        "vllm.model_executor.models.utils": {
-            "extract_layer_index": lambda name: int(name.split(".")[2])
-        },
     }
     for name, contents in named.items():
         module = ModuleType(name)
@@ -105,13 +102,13 @@ def slopes_of(model: Any) -> list[Any]:
     return [layer.impl.alibi_slopes.numpy() for layer in model.attention]
 
 
-@pytest.mark.parametrize("scaling", ["original", NTK, {**NTK, "layers": [0, 2]}])
-def test_layers_get_their_slopes_and_no_others(models: Any, scaling: Any) -> None:
-    model = models.BloomForCausalLM(vllm_config=Engine(bloom(ntk_alibi={"method": scaling})))
-    stretched = (0, 2) if "layers" in scaling else range(LAYERS)
-    for layer, found in enumerate(slopes_of(model)):
-        factor = na.NTK(4.0) if scaling != "original" and layer in stretched else None
-        np.testing.assert_array_equal(found, na.alibi_slopes(HEADS, factor))
+@pytest.mark.parametrize("method", ["original", NTK])
+def test_all_layers_get_the_slopes_of_the_method(models: Any, method: Any) -> None:
+    model = models.BloomForCausalLM(vllm_config=Engine(bloom(ntk_alibi={"method": method})))
+    scaling = None if method == "original" else na.NTK(4.0)
+    assert len(slopes_of(model)) == LAYERS
+    for found in slopes_of(model):
+        np.testing.assert_array_equal(found, na.alibi_slopes(HEADS, scaling))
 
 
 @pytest.mark.parametrize("models", [(1, 2)], indirect=True)

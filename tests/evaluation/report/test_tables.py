@@ -18,7 +18,7 @@ from ntk_alibi.evaluation.report.tables import formatted, printed, study_rows, w
 METHODS = (
     "original",
     "interpolation:4",
-    "dynamic-flat:2:query:logn=0.5",
+    "dynamic-interpolation:3:logn=0.5",
     "dynamic-knee:1024:7:query:layers=0+1+2:logn=0.5",
 )
 

@@ -21,8 +21,8 @@ from small_models import MAKERS, VOCABULARY, families, make_model
 WINDOW, SINK = 9, 3
 FORMS = list(itertools.product(("bloom", "mpt", "falcon"), ("fused", "eager")))
 forms = pytest.mark.parametrize(("name", "attention"), FORMS)
-#: Scalings whose factor, or slope, differs between the queries and keys of one text.
-SCALINGS = (na.DynamicNTK(2.0, 16, per="query"), na.Knee(4, 5.0))
+#: Scalings, of which one has slopes that differ between the keys of one text.
+SCALINGS = (na.NTK(4.0), na.Knee(4, 5.0))
 sinks = pytest.mark.parametrize("sink", [0, SINK])
 
 

@@ -69,7 +69,7 @@ def test_jinas_own_interpolation_is_one_by_row() -> None:
     model, mask = make("jina"), padding("right")
     assert mask is not None
     lengths = mask.sum(dim=1)
-    with na.patch(model, na.DynamicInterpolation(1.0, 16, per="sequence")):
+    with na.patch(model, na.DynamicInterpolation(1.0, 16)):
         patched = run(model, ids(), mask)
     stock_bias = model.encoder.rebuild_alibi_tensor
     rows = []

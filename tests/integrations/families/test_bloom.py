@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
 from model_runs import MASKS, run
-from ntk_alibi.integrations.arguments import CACHE
 from small_models import attentions, make_model
 
 
@@ -61,27 +59,6 @@ def test_the_published_way_misses_unpadded_prompts_and_ours_does_not(
         assert torch.equal(run(model, ids), masked)
     inlined = hasattr(modeling_bloom, "_get_alibi_slopes")  # transformers >= 5.21
     assert unmasked_follows != inlined
-
-
-def cached_logits(model: Any, ids: torch.Tensor, splits: list[int]) -> torch.Tensor:
-    """Return logits of all positions, computed piece by piece with a cache."""
-    cache, pieces = transformers.DynamicCache(config=model.config), []
-    for piece in ids.split(splits, dim=1):
-        with torch.no_grad():
-            pieces.append(model(piece, **{CACHE: cache}, use_cache=True).logits)
-    return torch.cat(pieces, dim=1)
-
-
-@attentions
-def test_the_published_dynamic_rule_does_not_agree_with_its_own_cache(
-    models: dict, ids: torch.Tensor, attention: Any
-) -> None:
-    """This is why per="query" exists: keys of deeper layers were made with an older factor."""
-    with na.patch(models["bloom"], na.DynamicNTK(2.0, 16), attention=attention):
-        with pytest.warns(UserWarning, match="shorter one; per='query' agrees with its cache"):
-            cached = cached_logits(models["bloom"], ids, [20, 20])
-        difference = cached[:, -1] - run(models["bloom"], ids)[:, -1]
-    assert difference.abs().max() > 1e-3
 
 
 @attentions

@@ -8,7 +8,7 @@ tensors depend on values of tensors, no shape or branch does.
 from __future__ import annotations
 
 import itertools
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn

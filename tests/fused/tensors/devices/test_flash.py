@@ -40,7 +40,7 @@ def tensors(
         na.ALiBi(8, na.NTK(4.0)),
         na.ALiBi(8, slopes=torch.rand(2, 8)),
         na.ALiBi(8, slopes=torch.tensor([torch.inf, 0.0] * 4)),
-        na.ALiBi(8, na.DynamicNTK(2.0, 16, per="sequence")),
+        na.ALiBi(8, na.DynamicNTK(2.0, 16)),
     ],
 )
 def test_calls_equal_those_of_the_core(

@@ -37,15 +37,14 @@ ADVICE = (
 ENTRY = "ntk_alibi"
 KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n")
 
-#: Scalings by kind, which is the first word of a method's name. Static scalings take a factor, a
-#: knee its start before the factor, dynamic scalings a rate, the training length and `per`.
+#: Scalings by kind, which is the first word of a method's name. Static scalings take a factor,
+#: dynamic scalings a rate, the training length and `per`.
 STATIC = {scaling.kind: scaling for scaling in STATIC_TYPES.values()}
 DYNAMIC = {scaling.kind: scaling for scaling in DYNAMIC_TYPES.values()}
 _KINDS = STATIC | DYNAMIC
 
-#: Recommended values, which a name may leave out, where the class has another default or none: the
-#: factor of a knee is for texts of four training lengths (docs/choose-a-method.md).
-_RECOMMENDED_VALUES = {("knee", "factor"): 28.0, ("dynamic-ntk", "rate"): 2.0}
+#: Recommended values, which a name may leave out, where the class has another default or none.
+_RECOMMENDED_VALUES = {("dynamic-ntk", "rate"): 2.0}
 
 #: Training length of BLOOM, which its config does not always contain.
 BLOOM_TRAIN_LENGTH = 2048
@@ -70,8 +69,7 @@ def parse_method(name: str, train_length: int | None) -> Method:
     """Parse a method's name, such as "original", "ntk:4", "flat:8:0.5" or "dynamic-flat".
 
     The first number is the factor, or the rate of a dynamic method. A recommended value may be left
-    out: "dynamic-flat" is "dynamic-flat:2". A knee has its start before the factor, "knee:1024:28";
-    "knee" starts at half the training length. Options may follow, in any order:
+    out: "dynamic-flat" is "dynamic-flat:2". Options may follow, in any order:
 
     - a number: the share of heads that "flat" and "dynamic-flat" stretch;
     - "query", the default, or "sequence" (as published): whose length a dynamic factor grows with;
@@ -81,8 +79,8 @@ def parse_method(name: str, train_length: int | None) -> Method:
 
     Args:
         name: the name.
-        train_length: the training length for dynamic scalings, log-n and the start of a knee; None
-            leaves it open in dynamic scalings.
+        train_length: the training length for dynamic scalings and log-n; None leaves it open in
+            dynamic scalings.
 
     Raises:
         TypeError: name is not a string.
@@ -102,7 +100,7 @@ def parse_method(name: str, train_length: int | None) -> Method:
     words, log_n = _take_log_n(name, words, train_length)
     if kind == ORIGINAL and not words:
         return Method(name, None, log_n)
-    values, words = _parse_parameters(name, kind, words, train_length)
+    values, words = _parse_parameters(name, kind, words)
     scaling = _KINDS[kind]
     options = _parse_options(name, words, scaling)
     if kind in DYNAMIC:
@@ -226,8 +224,7 @@ def method_name(scaling: Any) -> str:
 def kind_spelling(kind: str) -> str:
     """Return how methods of a kind are spelled: "ntk:FACTOR" or "dynamic-ntk[:RATE]"."""
     words = "".join(f":{name.upper()}" for name in parameter_names(kind))
-    required = kind in STATIC and "start" not in parameter_names(kind)
-    return f"{kind}{words}" if required else f"{kind}[{words}]"
+    return f"{kind}{words}" if kind in STATIC else f"{kind}[{words}]"
 
 
 def parameter_names(kind: str) -> tuple[str, ...]:
@@ -275,7 +272,7 @@ def read_entry(config: Any) -> dict[str, Any] | None:
 
 
 def _parse_parameters(
-    name: str, kind: str, words: Sequence[str], train_length: int | None
+    name: str, kind: str, words: Sequence[str]
 ) -> tuple[dict[str, float], list[str]]:
     """Return the parameters in a method's name, such as 4 in "ntk:4", and the words behind them."""
     wanted = parameter_names(kind)
@@ -286,18 +283,12 @@ def _parse_parameters(
         except ValueError:
             break
     values: dict[str, Any] = {x: found.get(x, _recommended(kind, x)) for x in wanted}
-    if "start" in wanted and not found:
-        if train_length is None:
-            raise ValueError(
-                f"start in {name!r} must be given where the training length is unknown, such as "
-                f"{kind}:1024"
-            )
-        values["start"] = train_length // 2
     if wanted and None not in values.values():
         return values, list(words[len(found) :])
     known = ", ".join(map(kind_spelling, _KINDS))
     near = _names.find_closest(kind, _KINDS, similarity=0.6)
     advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
+    advice = _names.former(kind) or advice
     raise ValueError(
         f"method must be original or one of {known}, got {_checks.briefly(name)}{advice}"
     )

@@ -16,7 +16,7 @@ from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.masks import Problem
 from ntk_alibi.methods import as_scaling
-from ntk_alibi.scaling import AnyScaling, scaling_per, split_knee
+from ntk_alibi.scaling import AnyScaling, scaling_per
 
 
 def build_alibi_tensor(
@@ -55,8 +55,8 @@ def build_alibi_tensor(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument is out of range; the scaling has per="query" or is a `Knee`, with
-            which the bias does not depend on the key alone.
+        ValueError: an argument is out of range; the scaling has per="query", with which the bias
+            does not depend on the key alone.
 
     Example:
         >>> import numpy as np, ntk_alibi as na
@@ -82,12 +82,6 @@ def build_alibi_tensor(
 
 def check_key_only(scaling: Any) -> None:
     """Check that a scaling allows a bias that depends on the key only."""
-    if split_knee(scaling)[1] is not None:
-        raise ValueError(
-            "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
-            f"is no longer a number per query plus one per key; got {_checks.briefly(scaling)}. "
-            "ALiBi(num_heads, scaling) and patch(...) take it"
-        )
     if scaling_per(scaling) == "query":
         raise ValueError(
             "scaling must not have per='query' here, where all queries share one bias; got "
@@ -102,7 +96,7 @@ def dense_bias(
 
     Under a causal mask keys ahead of the query get -inf.
     """
-    if bias.left is not None and bias.far_left is None and not bias.exempt:
+    if bias.left is not None and not bias.exempt:
         shape = (max(bias.left.shape[0], bias.right.shape[0]), *problem.shape[1:])
         hidden = np.full((1, 1, 1), np.inf, np.float32)
         write = partial(

@@ -59,16 +59,15 @@ def add(
 METHODS_HELP = f"""methods:
   {ORIGINAL}: the model as it was trained
   {", ".join(map(kind_spelling, STATIC))}:
-    FACTOR is 2 x text length / training length; interpolation 1 x; knee 7 x, and START half of \
-the training length
+    FACTOR is 2 x text length / training length; interpolation 1 x
   {", ".join(map(kind_spelling, DYNAMIC))}:
     the factor is RATE x text length / training length, never below 1; RATE is 2, for \
-dynamic-interpolation 1, for dynamic-knee 7, if it is left out
+dynamic-interpolation 1, if it is left out
   recommended: {ADVICE}
   options follow after a colon: sequence, as published, for dynamic methods: all tokens have the \
 factor of the whole text, so generation with a cache differs from a full pass; a share of the \
 heads for flat ones; layers=0+2; logn=0.5 or ssmax=0.5
-  such as ntk:4, dynamic-ntk, dynamic-flat:logn=0.5, knee:1024:28"""
+  such as ntk:4, dynamic-ntk, dynamic-flat:logn=0.5"""
 
 
 def method_completer(prefix: str, **_: Any) -> list[str]:

@@ -60,8 +60,8 @@ def patch(
             SentenceTransformer, CrossEncoder or SparseEncoder.
         method: a method's name, as on the command line, such as "ntk:4" or "flat:8:logn=0.5", whose
             training length is in the model's config; "original" for the model's own slopes; a
-            scaling of slopes or a `Knee`, which applies to its `layers`, if it has some; or a dict
-            for `scaling_from_config`. Left out, it is what the model's configuration has, or
+            scaling, which applies to its `layers`, if it has some; or a dict for
+            `scaling_from_config`. Left out, it is what the model's configuration has, or
             "original". (T5, its relatives and MPNet have no slopes to scale, and take "original" or
             a bias.) Or a bias in the place of the model's own, added to scaled scores in every
             family: a `BiasObject` for the model's heads; a torch module that returns one without
@@ -74,7 +74,7 @@ def patch(
             "original" to the bit), for the others in float32. Calls with output_attentions are
             always "eager". "traceable" forms it, too, in plain torch on the masks that transformers
             makes, for torch.export, ONNX, AOTInductor and torch.compile(fullgraph=True). It takes
-            scalings without lengths, knees and log_n.
+            scalings without lengths, and log_n.
         window: the number of tokens back (and ahead, in the encoder of a T5) that a token sees,
             itself included. The training length gives the "super baseline" of the papers: no
             distance that training did not show.

@@ -40,7 +40,7 @@ class LogN:
         train_length: L, the training length in tokens, at least 2.
         strength: a finite number >= 0, or a sequence with one number per head.
         biased: whether the bias is multiplied, too, as in Scalable-Softmax (SSMax), where strengths
-            are learned. The bias must then be linear, with or without a knee, or dense.
+            are learned. The bias must then be linear or dense.
 
     Raises:
         TypeError: an argument has the wrong type.

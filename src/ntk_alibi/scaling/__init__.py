@@ -9,8 +9,7 @@ two, NTK-ALiBi's weights are the published (h - 1)/(H - 1). For other head count
 formula: the steepest slope is unchanged, the flattest is divided by a, and the order of the heads
 is kept. Dynamic scalings compute a from the number of tokens.
 
-Any object with the method of `Scaling` is a scaling. `Knee` and `DynamicKnee` scale distances
-instead of slopes.
+Any object with the method of `Scaling` is a scaling.
 """
 
 from ntk_alibi.scaling.base import (
@@ -34,7 +33,6 @@ from ntk_alibi.scaling.config import (
     scaling_to_config,
 )
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
-from ntk_alibi.scaling.knee import DynamicKnee, Knee, KneeShape, split_knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 __all__ = [
@@ -45,13 +43,10 @@ __all__ = [
     "AnyScaling",
     "DynamicFlatHeads",
     "DynamicInterpolation",
-    "DynamicKnee",
     "DynamicNTK",
     "FlatHeads",
     "Floats",
     "Interpolation",
-    "Knee",
-    "KneeShape",
     "MaxBias",
     "Per",
     "Scaling",
@@ -63,6 +58,5 @@ __all__ = [
     "scaling_from_config",
     "scaling_per",
     "scaling_to_config",
-    "split_knee",
     "trained_at",
 ]

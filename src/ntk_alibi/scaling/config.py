@@ -7,11 +7,10 @@ from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _names
 from ntk_alibi.scaling import dynamic, static
 from ntk_alibi.scaling.base import CONFIG_KEYS, OPTIONAL, Scaling
 from ntk_alibi.scaling.dynamic import DynamicInterpolation
-from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import Interpolation
 
 
@@ -22,10 +21,10 @@ def _defined_in(module: ModuleType) -> list[Any]:
 
 
 #: Scalings with a constant factor, by `alibi_type`.
-STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(static), Knee)}
+STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in _defined_in(static)}
 
 #: Scalings whose factor grows with the text, by `alibi_type`.
-DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
+DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in _defined_in(dynamic)}
 
 #: The `alibi_type` for no scaling.
 DEFAULT = "default"
@@ -45,10 +44,9 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
     - "default": no scaling, no other keys.
     - "linear" (`Interpolation`), "ntk", "max_bias": `factor`.
     - "flat_heads": `factor`; optional `share`.
-    - "knee": `start` and `factor`.
-    - "dynamic" (`DynamicNTK`), "dynamic_linear", "dynamic_flat_heads", "dynamic_knee":
-      `factor`, which is the rate, and the keys of the static scaling; optional
-      `original_max_position_embeddings`, which is the training length, and `per`.
+    - "dynamic" (`DynamicNTK`), "dynamic_linear", "dynamic_flat_heads": `factor`, which is the
+      rate, and the keys of the static scaling; optional `original_max_position_embeddings`, which
+      is the training length, and `per`.
 
     All but "default" take `layers`, a list of layer indices. A missing optional key has the
     scaling's default.
@@ -80,7 +78,8 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
             f"type; 'alibi_type' is missing in {_checks.briefly(config)}"
         )
     _checks.keys("config", config, required=["alibi_type"], optional=config)
-    alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
+    advice = _names.former(config["alibi_type"])
+    alibi_type = _checks.choice("alibi_type", config["alibi_type"], types, advice)
     if alibi_type == DEFAULT:
         _checks.keys("config", config, required=["alibi_type"])
         return None

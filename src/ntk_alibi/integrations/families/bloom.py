@@ -24,7 +24,7 @@ from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens, untraced
 from ntk_alibi.integrations.transformers_versions import class_named
-from ntk_alibi.scaling import scaling_per, split_knee
+from ntk_alibi.scaling import scaling_per
 
 
 def _replacements(model: Any) -> list[Replacement]:
@@ -130,7 +130,7 @@ def _bias_and_mask(
     per, own = scaling_per(scaling), getattr(bias, "rule", None) != forward_pass.rule
     relative = own or problem.mask.sink > 0 or (per is not None and problem.counts is not None)
     relative = relative or (scaling is not None and is_tracing())
-    if relative or per == "query" or split_knee(scaling)[1] is not None:
+    if relative or per == "query":
         tensor = F.pad(values.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:
         stock = import_module("transformers.models.bloom.modeling_bloom").build_alibi_tensor

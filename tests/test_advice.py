@@ -69,7 +69,7 @@ def packed() -> Any:
 PER_HEAD = na.alibi_slopes(HEADS)
 RECORDED = torch.tensor(PER_HEAD, requires_grad=True)
 ADDED = np.where(PREFIX, 0, -np.inf).astype(np.float32)[None, None]
-KNEE, BY_QUERY = na.Knee(2, 4.0), na.DynamicNTK(2.0, TOKENS, per="query")
+BY_QUERY = na.DynamicNTK(2.0, TOKENS, per="query")
 OWN = type("Own", (na.DynamicNTK,), {})(2.0, TOKENS, per="query")
 OF_QUERIES = na.alibi_slopes(HEADS, BY_QUERY, [TOKENS])
 KERPLE, FIXED = na.KerpleLog(PER_HEAD, PER_HEAD), na.ALiBi(HEADS, slopes=OF_QUERIES)
@@ -175,14 +175,6 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], 
             na.ALiBi(HEADS, slopes=(PER_HEAD, PER_HEAD), sides="two_slopes"), causal=False
         ),
         lambda: expected(-SLOPES * DISTANCE),
-    ),
-    "a knee of slopes": (
-        lambda: na.alibi_slopes(HEADS, KNEE),
-        r"ALiBi\(num_heads, scaling\) and patch\(model, scaling\) take it",
-        lambda: attend(na.ALiBi(HEADS, KNEE)),
-        lambda: expected(
-            -SLOPES * (np.minimum(DISTANCE, 2) + np.maximum(DISTANCE - 2, 0) / 4), CAUSAL
-        ),
     ),
     "slopes for each query in a bias by key": (
         lambda: na.build_alibi_tensor(REAL.numpy(), HEADS, np.float32, BY_QUERY),

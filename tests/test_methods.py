@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -38,10 +37,6 @@ KINDS = ("original", *STATIC, *DYNAMIC)
         ("dynamic-flat:4:layers=1", na.DynamicFlatHeads(4.0, 9, layers=(1,))),
         ("dynamic-flat:2:0.5:sequence", na.DynamicFlatHeads(2.0, 9, 0.5, per="sequence")),
         ("max-bias:4", na.MaxBias(4.0)),
-        ("knee", na.Knee(4, 28.0)),
-        ("knee:1024:28", na.Knee(1024, 28.0)),
-        ("dynamic-knee", na.DynamicKnee(4, 7.0, 9)),
-        ("knee:1024:inf", na.Knee(1024, math.inf)),
     ],
 )
 def test_a_name_stands_for_a_scaling(name: str, scaling: Any) -> None:
@@ -50,7 +45,7 @@ def test_a_name_stands_for_a_scaling(name: str, scaling: Any) -> None:
 
 def variants(scaling: Any) -> Iterator[Any]:
     """Yield scalings of a class with all its options, and with values that need many digits."""
-    array: dict[str, Any] = {"factor": 1 / 0.3, "rate": 1 / 3, "start": 7}
+    array: dict[str, Any] = {"factor": 1 / 0.3, "rate": 1 / 3}
     options: dict[str, Any] = {"share": 0.3, "layers": (0, 2), "per": "query"}
     known_names = {field.name for field in fields(scaling)}
     given = {name: value for name, value in array.items() if name in known_names}
@@ -94,10 +89,11 @@ def test_parse_method_says_what_it_knows(name: str) -> None:
         parse_method(name, 100)
 
 
-def test_a_knee_starts_at_half_the_training_length() -> None:
-    assert parse_method("knee:5", None).scaling == na.Knee(5, 28.0)
-    with pytest.raises(ValueError, match="start in 'dynamic-knee' must be given"):
-        parse_method("dynamic-knee", None)
+@pytest.mark.parametrize("name", ["knee", "knee:1024:28", "dynamic-knee", "dynamic-knee:1024:7"])
+def test_a_former_name_is_refused_with_what_replaces_it(name: str) -> None:
+    message = f"method must be .*, got '{name}': knees are no more; use ntk:FACTOR or flat:FACTOR$"
+    with pytest.raises(ValueError, match=message):
+        parse_method(name, 2048)
 
 
 def test_the_name_of_a_method_is_a_string() -> None:
@@ -122,7 +118,7 @@ def test_a_misspelled_option_gets_its_spelling(name: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "knee:1024:28:0.5", "knee:a:2", "flat:8:a", "flat:8:0.5:query", "flat:8:2",
+        "flat:8:a", "flat:8:0.5:query", "flat:8:2",
         "max-bias:4:1", "dynamic-flat:2:x", "flat:8:layers=a", "ntk:4:layers=1:layers=2",
         "dynamic-ntk:4:query:query", "ntk:4:logn=1:ssmax=1", "original:layers=1",
     ],

@@ -28,13 +28,12 @@ BIASES = {
 }
 
 
-@pytest.mark.parametrize("kind", [*BIASES, "dense", "dense per head", "two-sided", "knee"])
+@pytest.mark.parametrize("kind", [*BIASES, "dense", "dense per head", "two-sided"])
 def test_heads_may_be_rotated_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {
         "dense": random(7, 90, 130),
         "dense per head": random(7, 2, 4, 1, 130),
         "two-sided": na.ALiBi(4, na.DynamicNTK(train_length=64, per="query"), sides="symmetric"),
-        "knee": na.ALiBi(4, na.Knee(20, 3.0), sides="symmetric"),
     }
     arrays, bias = inputs(2, 4, 2, 90, 130, 16, dtype="bfloat16"), {**BIASES, **more}[kind]
     whole, alone = [], []

@@ -67,7 +67,6 @@ BIASES: dict[str, Any] = {
     "none": lambda segment: None,
     "ALiBi": lambda segment: na.ALiBi(HEADS),
     "flat and steep": flat_and_steep,
-    "knee": lambda segment: na.ALiBi(HEADS, na.Knee(40, 8.0)),
     "dynamic per sequence": lambda segment: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="sequence")),
     "dynamic per query": lambda segment: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32, per="query")),
     "exempt": lambda segment: na.ALiBi(HEADS, sides="symmetric", exempt=3),
@@ -101,9 +100,7 @@ AXES = {
 
 
 #: Biases for causal attention only.
-CAUSAL = (
-    "ALiBi", "knee", "dynamic per sequence", "dynamic per query", "gates",
-)  # fmt: skip
+CAUSAL = ("ALiBi", "dynamic per sequence", "dynamic per query", "gates")
 
 
 def pairs() -> Iterator[Any]:

@@ -20,7 +20,6 @@ SCALINGS: dict[str, Any] = {
     "none": None,
     "ntk": na.NTK(4.0),
     "flat": na.FlatHeads(1),
-    "knee": na.Knee(4, 2.0),
     "layers": na.NTK(4.0, layers=[0]),
 }
 
@@ -47,8 +46,6 @@ def run(model: Any, mask: torch.Tensor | None) -> None:
 CASES = [
     ("bloom", "none", "window"),
     ("bloom", "flat", "log n"),
-    ("bloom", "knee", "sinks"),
-    ("bloom", "knee", "log n"),
     ("bloom", "layers", "plain"),
     ("bloom", "layers", "sinks"),
     *(("bloom", "ntk", form) for form in FORMS),

@@ -1,4 +1,4 @@
-"""Patches with log-n factors, with scalings of some layers, and with knees that grow."""
+"""Patches with log-n factors, and with scalings of some layers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def test_names_and_dicts_are_scalings(models: dict, ids: torch.Tensor) -> None:
         ("original", {}),
         ("flat:8:layers=1", {"method": na.FlatHeads(8.0, layers=[1])}),
         ("original:logn=0.5", {"log_n": na.LogN(length, 0.5)}),
-        ("knee:6:5:ssmax=1", {"method": na.Knee(6, 5.0), "log_n": na.LogN(length, biased=True)}),
-        ("dynamic-knee:6:5:sequence", {"method": na.DynamicKnee(6, 5.0, length, per="sequence")}),
+        ("ntk:4:ssmax=1", {"method": na.NTK(4.0), "log_n": na.LogN(length, biased=True)}),
+        ("dynamic-ntk:5:sequence", {"method": na.DynamicNTK(5.0, length, per="sequence")}),
         (na.NTK(4.0, layers=[1]).to_config(), {"method": na.NTK(4.0, layers=[1])}),
         ({"alibi_type": "default"}, {}),
     ):

@@ -48,9 +48,7 @@ def test_pictures_without_a_theme_show_the_ground_of_their_page() -> None:
         assert inline._fetch_figure_metadata(figure) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["ntk:4", "flat:8:0.5", "dynamic-ntk", "knee:16:4", "ntk:2:layers=0+2"]
-)
+@pytest.mark.parametrize("name", ["ntk:4", "flat:8:0.5", "dynamic-ntk", "ntk:2:layers=0+2"])
 def test_a_scaling_has_its_name_in_pictures(name: str) -> None:
     scaling = parse_method(name, 2048).scaling
     assert labelled([scaling]) == {name: scaling}

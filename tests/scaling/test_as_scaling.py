@@ -63,7 +63,7 @@ def test_a_name_that_no_bias_can_follow_is_refused(call: str) -> None:
         "dynamic-ntk:2:sequence": r"a training length here.*per='sequence'\), or another",
         "ntk:4:logn=0.5": "scaling must be a scaling without a factor of scores, got 'ntk",
         "original:ssmax=1": "scaling must be a scaling without a factor of scores",
-        "knee": "start in 'knee' must be given where the training length is unknown",
+        "knee": "got 'knee': knees are no more; use ntk:FACTOR or flat:FACTOR",
         "ntk:4:layers=1": r"scaling must be for one layer here, got NTK\(factor=4.0, layers=\(1,\)",
     }
     for name, message in refused.items():

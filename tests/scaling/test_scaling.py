@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import pickle
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -12,22 +10,6 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-
-#: `test_conformance.py` has all scalings of slopes.
-KNEES = [
-    na.Knee(1024, 28.0),
-    na.DynamicKnee(64, 3.5, 1024, per="sequence"),
-    na.Knee(64, 5.0, layers={4, 2}),
-]
-
-
-@pytest.mark.parametrize("knee", KNEES, ids=repr)
-def test_knees_are_values_with_a_config(knee: Any) -> None:
-    assert isinstance(knee, na.Scaling)
-    assert pickle.loads(pickle.dumps(knee)) == knee
-    assert eval(repr(knee), vars(na)) == knee
-    assert hash(pickle.loads(pickle.dumps(knee))) == hash(knee)
-    assert na.scaling_from_config(knee.to_config()) == knee
 
 
 def test_configs_in_the_manner_of_transformers() -> None:
@@ -49,15 +31,16 @@ def test_configs_in_the_manner_of_transformers() -> None:
             na.DynamicFlatHeads(2.0, 1024, per="sequence"),
         ),
         ({"alibi_type": "max_bias", "factor": 2}, na.MaxBias(2.0)),
-        ({"alibi_type": "knee", "start": 1024, "factor": 28}, na.Knee(1024, 28.0)),
-        ({"alibi_type": "knee", "start": 0, "factor": math.inf}, na.Knee(0, math.inf)),
-        (
-            {"alibi_type": "dynamic_knee", "start": 64, "factor": 7, **length},
-            na.DynamicKnee(64, 7.0, 1024),
-        ),
         ({"alibi_type": "ntk", "factor": 4, "layers": [2, 0]}, na.NTK(4.0, layers=(0, 2))),
     ]:
         assert na.scaling_from_config(config) == scaling
+
+
+@pytest.mark.parametrize("former", ["knee", "dynamic_knee"])
+def test_a_former_type_is_refused_with_what_replaces_it(former: str) -> None:
+    message = f"alibi_type must be .*, got '{former}': knees are no more; use ntk:FACTOR or flat:"
+    with pytest.raises(ValueError, match=message):
+        na.scaling_from_config({"alibi_type": former, "start": 1024, "factor": 28})
 
 
 def test_configs_of_btlm_and_jais() -> None:
@@ -77,7 +60,6 @@ def test_configs_of_btlm_and_jais() -> None:
         na.DynamicInterpolation(),
         na.DynamicFlatHeads(),
         na.DynamicFlatHeads(layers=[1]),
-        na.DynamicKnee(8),
     ],
     ids=repr,
 )
@@ -135,6 +117,6 @@ def test_the_flattest_heads_are_flattened_and_no_other(heads: int, share: float,
 
 
 def test_scalings_are_frozen() -> None:
-    for scaling in (na.NTK(4.0), na.DynamicNTK(), na.Knee(4, 2.0)):
+    for scaling in (na.NTK(4.0), na.DynamicNTK()):
         with pytest.raises(FrozenInstanceError):
             scaling.layers = (3,)

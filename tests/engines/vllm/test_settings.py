@@ -21,7 +21,6 @@ DYNAMIC = [
     na.DynamicFlatHeads(2.0, 2048),
 ]
 NTK = {"alibi_type": "ntk", "factor": 4.0}
-KNEES = [na.Knee(1024, 28.0), na.DynamicKnee(1024, 7.0, 2048)]
 
 
 def bloom(entry: Any = None, **settings: Any) -> Any:
@@ -58,7 +57,7 @@ def test_an_entry_that_a_patch_wrote_is_read() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        *({"method": scaling.to_config()} for scaling in (*DYNAMIC, *KNEES)),
+        *({"method": scaling.to_config()} for scaling in DYNAMIC),
         *({"method": name} for name in ("ntk", "ntk:4:logn=0.5", "dynamic-flat:2:query", "yarn:2")),
         *({"method": value} for value in (True, 4, [], {}, {"factor": 4.0}, "ntk:2:layers=3")),
         {"method": {**NTK, "log_n": 256}},

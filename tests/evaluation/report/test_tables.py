@@ -19,7 +19,7 @@ METHODS = (
     "original",
     "interpolation:4",
     "dynamic-flat:2:query:logn=0.5",
-    "dynamic-knee:1024:7:query:layers=0+1+2:logn=0.5",
+    "dynamic-flat:2:0.25:query:layers=0+1+2:logn=0.5",
 )
 
 

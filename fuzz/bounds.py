@@ -9,7 +9,7 @@ float32, bfloat16 and float16; 2^-53 for float64 tensors.
   product with the sum or with q: (D + 4) u A; the sum with the bias: u (A + |b|). We count (D + 8)
   u A;
 - the bias: the parameter rounded to float32, log2 e and the product with it, the distance, the
-  product of both, the sum: 6 u |b|; a knee adds the far slope's division and another sum: 8 u |b|;
+  product of both, the sum: 6 u |b|;
 - rotated values: cosine, sine, two products and a sum err by 3 sqrt(2) u of the pair's magnitude,
   for query and key 9 u A; the factors of XPOS 2 u each, 4 u A: 13 u A. XPOS's exponents,
   up to 70, err by 70 u in float64. An angle errs by 2^-53 of the position it stems from, and again
@@ -72,7 +72,7 @@ GREATEST_SCORE = float(np.finfo(np.float32).max) * math.log(2.0)
 
 #: Biases whose differences between keys are formed before any rounding of the bias itself.
 UNROUNDED = {
-    *("none", "ALiBi", "ALiBi(slopes)", "ALiBi(two_slopes)", "ALiBi(knee)", "BiALiBi"),
+    *("none", "ALiBi", "ALiBi(slopes)", "ALiBi(two_slopes)", "BiALiBi"),
     "ForgetGates",
 }
 
@@ -162,10 +162,9 @@ class Bounds:
         call, u = self.call, self.unit
         sizes = call.products.sizes
         size = np.where(np.isneginf(self.bias), 0.0, np.abs(self.bias - self._level))
-        # Standard slopes are float32 for float64 tensors, too, up to a knee and beyond.
-        own = {"ALiBi": 2.0**-24, "ALiBi(knee)": 2.0**-23}.get(call.bias_name, 0.0)
-        of_bias = 8 if call.bias_name == "ALiBi(knee)" else 6
-        errors = u * (call.sizes.dim + 8) * sizes + (of_bias * u + own) * size
+        # Standard slopes are float32 for float64 tensors, too.
+        own = 2.0**-24 if call.bias_name == "ALiBi" else 0.0
+        errors = u * (call.sizes.dim + 8) * sizes + (6 * u + own) * size
         if self.relative and call.bias_name not in UNROUNDED:
             errors += 3 * u * np.abs(self._level)
         errors += call.bias.error + self._underflow()

@@ -111,9 +111,8 @@ CALLS: dict[str, tuple[Any, Any]] = {
             lambda x, name=name: in_gradients(**{name: x}), right,
         )
         for name, right in {
-            "left": floats, "right": floats, "far_left": floats, "far_right": floats,
-            "table": np.zeros((H, 2 * K), D), "sums": np.zeros((B, H, K), D),
-            "dense": np.zeros((B, H, Q, K), F),
+            "left": floats, "right": floats, "table": np.zeros((H, 2 * K), D),
+            "sums": np.zeros((B, H, K), D), "dense": np.zeros((B, H, Q, K), F),
         }.items()
     },
     **{
@@ -128,9 +127,6 @@ CALLS: dict[str, tuple[Any, Any]] = {
     ),
     "Bias(left)": (in_bias("left", "right"), slopes),
     "Bias(right)": (in_bias("right", "left"), slopes),
-    "Bias(left, knee)": (in_bias("left", "right", "far_left", "far_right"), slopes),
-    "Bias(far_right)": (in_bias("far_right", "left", "right", "far_left"), slopes),
-    "Bias(knee)": (in_bias("knee", "left", "right", "far_left", "far_right"), 3),
     "Bias(table)": (in_bias("table"), np.ones((H, 2 * K), F)),
     "Bias(sums)": (in_bias("sums"), np.ones((B, H, K), D)),
     "Bias(dense)": (in_bias("dense"), np.ones((B, H, Q, K), F)),

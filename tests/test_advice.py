@@ -69,7 +69,6 @@ def packed() -> Any:
 PER_HEAD = na.alibi_slopes(HEADS)
 RECORDED = torch.tensor(PER_HEAD, requires_grad=True)
 ADDED = np.where(PREFIX, 0, -np.inf).astype(np.float32)[None, None]
-KNEE = na.Knee(2, 4.0)
 OWN = type("Own", (na.DynamicNTK,), {})(2.0, TOKENS)
 OF_ROWS = na.alibi_slopes(HEADS, OWN, [TOKENS])
 KERPLE, FIXED = na.KerpleLog(PER_HEAD, PER_HEAD), na.ALiBi(HEADS, slopes=OF_ROWS)
@@ -173,14 +172,6 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, Callable[[], Any], Callable[[], 
             na.ALiBi(HEADS, slopes=(PER_HEAD, PER_HEAD), sides="two_slopes"), causal=False
         ),
         lambda: expected(-SLOPES * DISTANCE),
-    ),
-    "a knee of slopes": (
-        lambda: na.alibi_slopes(HEADS, KNEE),
-        r"ALiBi\(num_heads, scaling\) and patch\(model, scaling\) take it",
-        lambda: attend(na.ALiBi(HEADS, KNEE)),
-        lambda: expected(
-            -SLOPES * (np.minimum(DISTANCE, 2) + np.maximum(DISTANCE - 2, 0) / 4), CAUSAL
-        ),
     ),
     "norms where torch records": (
         lambda: attend(arrays=(TENSORS[0].clone().requires_grad_(), *TENSORS[1:]), key_norms=NORMS),

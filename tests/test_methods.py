@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -35,10 +34,6 @@ KINDS = ("original", *STATIC, *DYNAMIC)
         ("dynamic-flat", na.DynamicFlatHeads(2.0, 9)),
         ("dynamic-flat:4", na.DynamicFlatHeads(4.0, 9)),
         ("max-bias:4", na.MaxBias(4.0)),
-        ("knee", na.Knee(4, 28.0)),
-        ("knee:1024:28", na.Knee(1024, 28.0)),
-        ("dynamic-knee", na.DynamicKnee(4, 7.0, 9)),
-        ("knee:1024:inf", na.Knee(1024, math.inf)),
     ],
 )
 def test_a_name_stands_for_a_scaling(name: str, scaling: Any) -> None:
@@ -47,7 +42,7 @@ def test_a_name_stands_for_a_scaling(name: str, scaling: Any) -> None:
 
 def variants(scaling: Any) -> Iterator[Any]:
     """Yield scalings of a class with values that need many digits, and with a training length."""
-    array: dict[str, Any] = {"factor": 1 / 0.3, "rate": 1 / 3, "start": 7}
+    array: dict[str, Any] = {"factor": 1 / 0.3, "rate": 1 / 3}
     known_names = {field.name for field in fields(scaling)}
     given = {name: value for name, value in array.items() if name in known_names}
     yield scaling(**given)
@@ -88,12 +83,6 @@ def test_parse_method_says_what_it_knows(name: str) -> None:
         parse_method(name, 100)
 
 
-def test_a_knee_starts_at_half_the_training_length() -> None:
-    assert parse_method("knee:5", None).scaling == na.Knee(5, 28.0)
-    with pytest.raises(ValueError, match="start in 'dynamic-knee' must be given"):
-        parse_method("dynamic-knee", None)
-
-
 def test_the_name_of_a_method_is_a_string() -> None:
     with pytest.raises(TypeError, match="the name of a method must be a string, got 5"):
         parse_method(5, 2048)  # type: ignore[arg-type]
@@ -114,7 +103,7 @@ def test_a_misspelled_option_gets_its_spelling(name: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "knee:1024:28:0.5", "knee:a:2", "flat:8:a", "flat:8:2",
+        "flat:8:a", "flat:8:2",
         "max-bias:4:1", "dynamic-flat:2:x", "dynamic-ntk:x", "dynamic-ntk:2:2",
         "ntk:4:logn=1:logn=1", "ntk:4:logn=x", "original:2:logn=1",
     ],

@@ -60,7 +60,6 @@ def test_the_number_of_a_model_gives_its_slopes_in_ggml(
         na.NTK(1.0001),
         na.Interpolation(2.0),
         na.FlatHeads(4.0),
-        na.Knee(8, 2.0),
         na.DynamicNTK(2.0, 64),
     ],
     ids=str,

@@ -23,7 +23,7 @@ NAMES = {
     "ntk_alibi": """
         BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi DistanceFunction DistanceTable DynamicFlatHeads
         DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation KerpleLog
-        KerplePower KeyNorms Knee LogN MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache
+        KerplePower KeyNorms LogN MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache
         __version__ alibi_slopes attention build_alibi_tensor export info log_n_scale merge patch
         patched plots precision reference scaling_from_config segment_ids_from_cu_seqlens
         set_num_threads unpatch
@@ -53,7 +53,6 @@ BAM(alpha, beta, mu=0.0, epsilon=1e-05)
 DistanceTable(table, begin=0)
 DynamicFlatHeads(rate=2.0, train_length=None)
 DynamicInterpolation(rate=2.0, train_length=None)
-DynamicKnee(start, rate=7.0, train_length=None, *, layers=None, per='query')
 DynamicNTK(rate=2.0, train_length=None)
 FlatHeads(factor)
 GrowingCache(capacity=256, *, dtype=None)

@@ -38,7 +38,6 @@ IDS = np.array([0, 0, 1, 1, 1])
 FIRST_ONLY = {"segment_ids": IDS, "query_segment_ids": [0, 0, 0]}
 KERPLE = na.KerpleLog([1.0] * HEADS, 1.0)
 GATES = na.ForgetGates(-np.ones((1, HEADS, KEYS)))
-KNEE = na.Knee(4, 2.0)
 INF = float("inf")
 
 
@@ -80,8 +79,6 @@ class Returns:
 
 
 ONE_OF_BOTH = np.ones((1, HEADS, 1), np.float32)
-SIDES = {"left": ONE_OF_BOTH, "right": ONE_OF_BOTH}
-FAR = {"far_left": ONE_OF_BOTH, "far_right": ONE_OF_BOTH}
 
 ATTENTION: Rows = [
     ("key", ValueError, {"query": TENSORS[0], "key": META[..., None, None]}),
@@ -135,13 +132,10 @@ ATTENTION: Rows = [
     ("bias", TypeError, {"bias": masked(np.eye(KEYS)[:QUERIES])}),
     ("bias", TypeError, {"bias": na.ALiBi}),
     ("bias", ValueError, {"bias": na.KerpleLog([1e300] * 2, 1.0)}),
-    ("slopes", ValueError, {"bias": na.ALiBi(2, na.Knee(1, 1e-38), slopes=np.ones(2) * 9)}),
     ("kernel_bias", TypeError, {"bias": Foreign(3)}),
     ("kernel_bias", ValueError, {"bias": Foreign(left=ONE_OF_BOTH, table=ONE_OF_BOTH[0])}),
     ("slopes", ValueError, {"bias": Foreign(left=ONE_OF_BOTH[:, :1], right=ONE_OF_BOTH)}),
     ("sums", ValueError, {"bias": Foreign(sums=ONE_OF_BOTH)}),
-    ("knee", ValueError, {"bias": Foreign(**SIDES, **FAR, knee=-1)}),
-    ("slopes", ValueError, {"bias": Foreign(**SIDES, **FAR | {"far_right": ONE_OF_BOTH * INF})}),
     ("log_gates", ValueError, {"bias": na.ForgetGates(np.full((1, HEADS, KEYS), -INF))}),
     ("log_gates", ValueError, {"bias": na.ForgetGates(np.full((1, HEADS, KEYS), -1e9))}),
     ("query_positions", ValueError, {"bias": GATES, "query_positions": np.arange(QUERIES)}),
@@ -228,7 +222,6 @@ REFUSED: Table = {
         ),
         ("slopes", ValueError, {"slopes": (np.ones(2), np.ones(3)), "sides": "two_slopes"}),
         ("scaling", ValueError, {"scaling": na.NTK(2.0), "slopes": np.ones(2)}),
-        ("scaling", ValueError, {"scaling": na.Knee(4, 2.0, layers=[1])}),
     ]),
     "ALiBi.tensor": (na.ALiBi(4, na.DynamicNTK()).tensor, {"query_length": 2, "key_length": 2}, [
         ("dtype", TypeError, {"dtype": np.float64}),
@@ -263,7 +256,7 @@ REFUSED: Table = {
     ]),
     "scaling_from_config": (lambda **config: na.scaling_from_config(config), {}, [
         ("config", ValueError, {"alibi_type": "ntk", "factor": 2.0, "rate": 1}),
-        ("config", ValueError, {"alibi_type": "knee", "factor": 2.0}),
+        ("config", ValueError, {"alibi_type": "ntk"}),
         ("config", ValueError, {"type": "linear"}),
         ("config", ValueError, {"type": "linear", "factor": 2, "train_seq_len": 9}),
         ("config", ValueError, {"type": "linear", "scale": 2}),

@@ -24,14 +24,13 @@ class FewPositions(BiasObject):
 
 
 PICTURED: list[Any] = [
-    na.ALiBi(2, na.Knee(64, 4.0)),
     na.ALiBi(2, na.DynamicNTK(train_length=512)),
     na.ALiBi(2, slopes=torch.zeros(2, requires_grad=True)),
     na.NTK(4.0),
     na.DynamicInterpolation(2.0, 512),
 ]
 
-#: Gates or positions that are not there, distances, values, a training length, one slope a head.
+#: Gates or positions that are not there, distances, values, a training length.
 UNPICTURED: list[Any] = [
     na.ForgetGates(np.zeros((1, 2, 5))),
     FewPositions(),
@@ -39,7 +38,6 @@ UNPICTURED: list[Any] = [
     na.ALiBi(2, slopes=torch.ones(2, device="meta")),
     na.ALiBi(2, na.DynamicNTK()),
     na.DynamicNTK(),
-    na.Knee(64, 4.0),
 ]
 
 

@@ -156,9 +156,8 @@ void bind_attention_gradients(const Problem& shared, const py::array& query, con
   gradients.query = written_rows("query_gradient", query_gradient, dtype, call.queries);
   gradients.key = written_rows("key_gradient", key_gradient, dtype, call.keys);
   gradients.value = written_rows("value_gradient", value_gradient, dtype, call.keys);
-  const char* const sides[slope_kinds] = {"left", "right", "far_left", "far_right"};
-  for (int kind = 0; kind < slope_kinds; ++kind)
-    gradients.slopes[kind] = written<float>(sides[kind], bias_gradients, call.per_query);
+  gradients.slopes[0] = written<float>("left", bias_gradients, call.per_query);
+  gradients.slopes[1] = written<float>("right", bias_gradients, call.per_query);
   gradients.table = written<double>("table", bias_gradients, {heads, problem.bias.table_size});
   gradients.sums = written<double>("sums", bias_gradients, {batch, heads, keys});
   gradients.dense = written<float>("dense", bias_gradients, {batch, heads, queries, keys});

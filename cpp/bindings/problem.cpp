@@ -65,11 +65,9 @@ void keep_dense(Bias& bias, const py::array_t<float>& dense) {
 }
 
 Bias make_bias(const Optional<float>& left, const Optional<float>& right,
-               const Optional<float>& far_left, const Optional<float>& far_right, std::int64_t knee,
                const Optional<float>& table, std::int64_t table_begin, const Optional<double>& sums,
                const Optional<float>& dense) {
-  if (left.has_value() != right.has_value() || far_left.has_value() != far_right.has_value() ||
-      (far_left && !left) ||
+  if (left.has_value() != right.has_value() ||
       left.has_value() + table.has_value() + sums.has_value() + dense.has_value() > 1)
     throw py::value_error("a bias must be of slopes for both sides, a table, sums or dense");
   Bias bias;
@@ -78,12 +76,6 @@ Bias make_bias(const Optional<float>& left, const Optional<float>& right,
     bias.view.kind = BiasKind::two_sided;
     bias.view.left = keep_slopes(bias, "left", *left);
     bias.view.right = keep_slopes(bias, "right", *right);
-  }
-  if (far_left) {
-    bias.view.kind = BiasKind::two_sided_knee;
-    bias.view.far_left = keep_slopes(bias, "far_left", *far_left);
-    bias.view.far_right = keep_slopes(bias, "far_right", *far_right);
-    bias.view.knee = knee;
   }
   if (table) keep_table(bias, *table, table_begin);
   if (sums) keep_sums(bias, *sums);
@@ -218,9 +210,8 @@ Problem make_problem(const std::array<std::int64_t, 4>& shape,
 void register_problem(py::module_& module) {
   const auto none = [](const char* name) { return py::arg(name) = py::none(); };
   py::class_<Bias, std::shared_ptr<Bias>>(module, "Bias")
-      .def(py::init(&make_bias), none("left"), none("right"), none("far_left"), none("far_right"),
-           py::arg("knee") = 0, none("table"), py::arg("table_begin") = 0, none("sums"),
-           none("dense"));
+      .def(py::init(&make_bias), none("left"), none("right"), none("table"),
+           py::arg("table_begin") = 0, none("sums"), none("dense"));
   py::class_<BlockMask, std::shared_ptr<BlockMask>>(module, "BlockMask")
       .def(py::init(&read_block_mask), py::arg("mask"));
   py::class_<Problem>(module, "Problem")

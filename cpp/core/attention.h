@@ -13,12 +13,9 @@
 namespace ntk_alibi {
 
 struct AttentionBias {
-  BiasKind kind;  // never a one-sided one: the core chooses that form tile by tile
+  BiasKind kind;  // never one_sided: the core chooses that form tile by tile
   QueryView left, right;
   bool hides_sides;  // whether a slope is infinite, which hides its side
-  // The slopes beyond the distance `knee`, and that distance; without data for other biases.
-  QueryView far_left, far_right;
-  std::int64_t knee;
   // table (heads, distances); element d - table_begin belongs to distance d
   const float* table;
   std::int64_t table_head_stride, table_begin, table_size;

@@ -39,8 +39,8 @@ class Gradients {
                                          std::max<std::int64_t>(1, blocks / least_blocks_per_part));
     if (parts_ > 1) {
       query_parts_.resize(parts_ * rows_ * problem.head_dim);
-      for (int kind = 0; kind < slope_kinds; ++kind)
-        if (gradients.slopes[kind] != nullptr) slope_parts_[kind].resize(parts_ * rows_);
+      for (int side = 0; side < slope_sides; ++side)
+        if (gradients.slopes[side] != nullptr) slope_parts_[side].resize(parts_ * rows_);
     }
     if (gradients.table != nullptr)
       tables_.resize(problem.batch * problem.query_heads * problem.bias.table_size);
@@ -120,10 +120,10 @@ class Gradients {
       gradient.query_gradient_stride = gradients_.query.row_stride;
       gradient.query_gradient_dtype = p.dtype;
     }
-    for (int kind = 0; kind < slope_kinds; ++kind)
-      if (gradients_.slopes[kind] != nullptr)
-        gradient.slopes[kind] = parts_ > 1 ? slope_parts_[kind].data() + part * rows_ + row
-                                           : gradients_.slopes[kind] + place;
+    for (int side = 0; side < slope_sides; ++side)
+      if (gradients_.slopes[side] != nullptr)
+        gradient.slopes[side] = parts_ > 1 ? slope_parts_[side].data() + part * rows_ + row
+                                           : gradients_.slopes[side] + place;
     double query_sums[most_queries_per_tile];
     if (gradients_.sums != nullptr) {
       gradient.query_sums = query_sums;
@@ -166,8 +166,8 @@ class Gradients {
           sum, static_cast<int>(head_dim), problem_.dtype,
           row_of(gradients_.query, problem_.dtype, head / problem_.query_heads,
                  head % problem_.query_heads, row % problem_.query_length));
-      for (int kind = 0; kind < slope_kinds; ++kind)
-        join_slopes(slope_parts_[kind], row, gradients_.slopes[kind]);
+      for (int side = 0; side < slope_sides; ++side)
+        join_slopes(slope_parts_[side], row, gradients_.slopes[side]);
     });
   }
 
@@ -191,7 +191,7 @@ class Gradients {
   const std::int64_t rows_;                                    // batch x heads x queries
   const std::int64_t width_;                                   // channels of padded rows
   std::int64_t parts_;                                         // of the keys of each head
-  std::vector<float> query_parts_, slope_parts_[slope_kinds];  // (parts, rows, ...)
+  std::vector<float> query_parts_, slope_parts_[slope_sides];  // (parts, rows, ...)
   std::vector<double> tables_;                                 // (batch, heads, distances)
 };
 

@@ -14,7 +14,7 @@ struct AttentionGradients {
   TensorView query, key, value;     // shapes and dtypes of the inputs
   // Gradients of the bias, whose rows are as far apart as the problem's; null pointers are
   // skipped.
-  float* slopes[slope_kinds];  // (batch, heads, queries) each: left, right, far left, far right
+  float* slopes[slope_sides];  // (batch, heads, queries) each: left, right
   double* table;               // (heads, distances), added to
   double* sums;                // (batch, heads, keys), added to
   float* dense;                // (batch, heads, queries, keys)

@@ -56,7 +56,6 @@ PositionView positions_of(PositionView view, const Range& rows, const Range& col
 
 AttentionBias bias_of(AttentionBias bias, const Segment& segment) {
   bias.left = from(bias.left, segment), bias.right = from(bias.right, segment);
-  bias.far_left = from(bias.far_left, segment), bias.far_right = from(bias.far_right, segment);
   bias.sums = from(bias.sums, segment.rows.begin, bias.sums_batch_stride, segment.keys.begin);
   const std::int64_t* strides = bias.dense_strides;
   bias.dense = from(bias.dense, segment.rows.begin, strides[0],

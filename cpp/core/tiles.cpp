@@ -49,17 +49,6 @@ float finite_slope(float slope) {
   return std::isinf(slope) ? 0.0f : std::min(slope, greatest_slope);
 }
 
-// What a linear bias takes off at a distance >= 0, with another slope beyond the knee.
-double penalty(double distance, double slope, double far_slope, double knee) {
-  const double near = std::min(distance, knee);
-  return slope * near + far_slope * (distance - near);
-}
-
-double knee_of(const AttentionBias& bias) {
-  return bias.far_left.data ? static_cast<double>(bias.knee)
-                            : std::numeric_limits<double>::infinity();
-}
-
 // The value of a bias that is not linear.
 double gathered_bias(const TileBias& bias, int query, std::int64_t key, std::int64_t distance) {
   if (bias.key_sums != nullptr) return bias.query_sums[query] - bias.key_sums[key];
@@ -74,15 +63,6 @@ constexpr std::int64_t fields_of_queries = 4;
 
 // Shifts of a bias without slopes.
 constexpr double no_shifts[most_queries_per_tile] = {};
-
-// The form without slopes for keys ahead.
-BiasKind one_sided_form(BiasKind kind) {
-  switch (kind) {
-    case BiasKind::two_sided: return BiasKind::one_sided;
-    case BiasKind::two_sided_knee: return BiasKind::one_sided_knee;
-    default: return kind;
-  }
-}
 
 }  // namespace
 
@@ -192,22 +172,14 @@ void Tiles::hide_sides(std::int64_t b, std::int64_t h, std::int64_t first, std::
 void Tiles::describe_slopes(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                             const QueryRows& queries, TileRows& rows) const {
   const AttentionProblem& p = problem_;
-  const bool bent = p.bias.far_left.data != nullptr, ahead = p.mask.sees_ahead();
-  const double knee = knee_of(p.bias);
+  const bool ahead = p.mask.sees_ahead();
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t i = first + r;
     const float left = value_at(p.bias.left, b, h, i);
     const float right = ahead ? value_at(p.bias.right, b, h, i) : 0.0f;
-    const float far_left = bent ? value_at(p.bias.far_left, b, h, i) : left;
-    const float far_right = bent && ahead ? value_at(p.bias.far_right, b, h, i) : right;
     rows.left_slopes[r] = finite_slope(left);
     rows.right_slopes[r] = finite_slope(right);
-    // A hidden side has no slopes: bounds that see both sides would count them.
-    rows.far_left_slopes[r] = std::isinf(left) ? 0.0f : finite_slope(far_left);
-    rows.far_right_slopes[r] = std::isinf(right) ? 0.0f : finite_slope(far_right);
-    const bool moderate =
-        std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope &&
-        std::max(rows.far_left_slopes[r], rows.far_right_slopes[r]) <= moderate_slope;
+    const bool moderate = std::max(rows.left_slopes[r], rows.right_slopes[r]) <= moderate_slope;
     const std::int64_t negligible = moderate ? near_distance : 0;
     const std::int32_t position = queries.positions[r];
     const VisibleInterval interval = queries.interval(r);
@@ -215,11 +187,8 @@ void Tiles::describe_slopes(std::int64_t b, std::int64_t h, std::int64_t first, 
         bits_.exist()
             ? keys_of(b).one_sided_distance(position, interval, negligible, bits_.words(b, h, i))
             : keys_of(b).one_sided_distance(position, interval, negligible);
-    const double away = std::abs(static_cast<double>(nearest));
-    rows.knees[r] = static_cast<float>(std::max(knee - away, 0.0));
-    rows.shifts[r] = nearest > 0   ? -penalty(away, left, far_left, knee)
-                     : nearest < 0 ? -penalty(away, right, far_right, knee)
-                                   : 0.0;
+    const double distance = static_cast<double>(nearest);
+    rows.shifts[r] = nearest > 0 ? -left * distance : nearest < 0 ? right * distance : 0.0;
     rows.origins[r] = static_cast<std::int32_t>(position - nearest);
   }
 }
@@ -233,21 +202,15 @@ TileBias Tiles::describe_bias(std::int64_t b, std::int64_t h, std::int64_t first
       (!bias.hides_sides ||
        std::any_of(queries.least_distances, queries.least_distances + count, sees_ahead));
   TileBias tile_bias{};
-  tile_bias.kind = two_sided ? bias.kind : one_sided_form(bias.kind);
+  tile_bias.kind = bias.kind == BiasKind::two_sided && !two_sided ? BiasKind::one_sided : bias.kind;
   tile_bias.origins = queries.positions;
   tile_bias.shifts = no_shifts;
-  tile_bias.query_knee = static_cast<float>(knee_of(bias));
   if (bias.left.data != nullptr) {
     describe_slopes(b, h, first, count, queries, rows);
     tile_bias.origins = rows.origins;
     tile_bias.shifts = rows.shifts;
     tile_bias.left_slopes = rows.left_slopes;
     tile_bias.right_slopes = rows.right_slopes;
-  }
-  if (bias.far_left.data != nullptr) {
-    tile_bias.far_left_slopes = rows.far_left_slopes;
-    tile_bias.far_right_slopes = rows.far_right_slopes;
-    tile_bias.knees = rows.knees;
   }
   if (bias.sums != nullptr) {
     tile_bias.key_sums = bias.sums + b * bias.sums_batch_stride + h * bias.sums_head_stride;

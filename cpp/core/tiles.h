@@ -21,9 +21,6 @@ struct TileRows {
   double shifts[most_queries_per_tile];
   float left_slopes[most_queries_per_tile];
   float right_slopes[most_queries_per_tile];
-  float far_left_slopes[most_queries_per_tile];
-  float far_right_slopes[most_queries_per_tile];
-  float knees[most_queries_per_tile];
   float scales[most_queries_per_tile];
   bool weightless[most_queries_per_tile];
 };

@@ -265,21 +265,17 @@ class GradientWalk {
   }
 
   void add_slopes(const ScoredBlock& block) {
-    const f32v knee = broadcast(tile_.bias.query_knee);
     for (int v = 0; v < vectors_per_tile; ++v) {
       const i32v position = load<i32v>(s_.tile.ints + v * lanes);
-      f32v sums[slope_kinds] = {};
+      f32v left = {}, right = {};
       for (int c = 0; c < block.count; ++c) {
         const i32v distance = position - broadcast(position_of(tile_.keys, key_of(block, c)));
-        const f32v whole = magnitude(to_float(distance)), near = min(whole, knee);
-        const f32v gradient = vector_of(s_.tile.scores[1], c, v);
-        const f32v of_near = gradient * near, of_far = gradient * (whole - near);
-        sums[0] -= distance > 0 ? of_near : f32v{};
-        sums[1] -= distance < 0 ? of_near : f32v{};
-        sums[2] -= distance > 0 ? of_far : f32v{};
-        sums[3] -= distance < 0 ? of_far : f32v{};
+        const f32v product = vector_of(s_.tile.scores[1], c, v) * to_float(distance);
+        left -= distance > 0 ? product : f32v{};
+        right += distance < 0 ? product : f32v{};
       }
-      for (int kind = 0; kind < slope_kinds; ++kind) slopes_[kind][v] += sums[kind];
+      slopes_[0][v] += left;
+      slopes_[1][v] += right;
     }
   }
 
@@ -323,8 +319,8 @@ class GradientWalk {
                  gradient_.query_gradient_dtype});
     for (int r = 0; r < tile_.query_count; ++r) {
       const int v = r / lanes, lane = r % lanes;
-      for (int kind = 0; kind < slope_kinds; ++kind)
-        if (gradient_.slopes[kind] != nullptr) gradient_.slopes[kind][r] = slopes_[kind][v][lane];
+      for (int side = 0; side < slope_sides; ++side)
+        if (gradient_.slopes[side] != nullptr) gradient_.slopes[side][r] = slopes_[side][v][lane];
       if (gradient_.query_sums != nullptr) gradient_.query_sums[r] = query_sums_[v][lane];
     }
   }
@@ -336,7 +332,7 @@ class GradientWalk {
   const TileReach reach_;
   KeptWeights<vectors_per_tile> kept_;
   Certificate certificate_;
-  f32v slopes_[slope_kinds][vectors_per_tile], query_sums_[vectors_per_tile];
+  f32v slopes_[slope_sides][vectors_per_tile], query_sums_[vectors_per_tile];
 };
 
 template <class Words>

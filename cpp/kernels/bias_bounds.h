@@ -12,28 +12,11 @@ namespace NTK_ALIBI_ISA {
 inline double smaller(double a, double b) { return b < a ? b : a; }
 inline double larger(double a, double b) { return a < b ? b : a; }
 
-// The least slopes of a tile, log2 domain, up to the knees and beyond, and the least knee. Without
-// a knee both slopes of a side are the same.
-struct LeastSlopes {
-  double left = __builtin_inf();
-  double right = __builtin_inf();
-  double far_left = __builtin_inf();
-  double far_right = __builtin_inf();
-  double knee = __builtin_inf();
-};
-
-inline LeastSlopes least_slopes(const AttentionTile& tile) {
-  const TileBias& bias = tile.bias;
-  const bool bent = bias.knees != nullptr;
-  LeastSlopes least;
-  for (int i = 0; bias.left_slopes != nullptr && i < tile.query_count; ++i) {
-    const float left = bias.left_slopes[i], right = bias.right_slopes[i];
-    least.left = smaller(least.left, left * log2_e);
-    least.right = smaller(least.right, right * log2_e);
-    least.far_left = smaller(least.far_left, (bent ? bias.far_left_slopes[i] : left) * log2_e);
-    least.far_right = smaller(least.far_right, (bent ? bias.far_right_slopes[i] : right) * log2_e);
-    if (bent) least.knee = smaller(least.knee, bias.knees[i]);
-  }
+// The least of a tile's slopes on one side, log2 domain; infinity for a bias without slopes.
+inline double least_slope(const AttentionTile& tile, const float* slopes) {
+  double least = __builtin_inf();
+  for (int i = 0; slopes != nullptr && i < tile.query_count; ++i)
+    least = smaller(least, slopes[i] * log2_e);
   return least;
 }
 
@@ -44,12 +27,10 @@ inline LeastSlopes least_slopes(const AttentionTile& tile) {
 //   ahead_from(b)  log2 sum_j 2^bias_ij over the keys of block b and the blocks after it
 class BiasBounds {
  public:
-  explicit BiasBounds(const AttentionTile& tile) : BiasBounds(tile, least_slopes(tile)) {}
-
-  BiasBounds(const AttentionTile& tile, const LeastSlopes& slopes)
+  explicit BiasBounds(const AttentionTile& tile)
       : tile_(tile),
-        left_(slopes.left, slopes.far_left, slopes.knee, tile.bias.query_knee),
-        right_(slopes.right, slopes.far_right, slopes.knee, tile.bias.query_knee) {
+        left_(least_slope(tile, tile.bias.left_slopes)),
+        right_(least_slope(tile, tile.bias.right_slopes)) {
     least_origin_ = greatest_origin_ = tile.bias.origins[0];
     for (int i = 1; i < tile.query_count; ++i) {
       least_origin_ = smaller(least_origin_, tile.bias.origins[i]);
@@ -61,10 +42,8 @@ class BiasBounds {
 
   bool exist() const {
     switch (tile_.bias.kind) {
-      case BiasKind::one_sided:
-      case BiasKind::one_sided_knee: return left_.decreases();
-      case BiasKind::two_sided:
-      case BiasKind::two_sided_knee: return left_.decreases() && right_.decreases();
+      case BiasKind::one_sided: return left_.decreases();
+      case BiasKind::two_sided: return left_.decreases() && right_.decreases();
       case BiasKind::table:
       case BiasKind::sums: return tile_.skipping.behind != nullptr;
       default: return false;
@@ -108,46 +87,22 @@ class BiasBounds {
   }
 
  private:
-  // A lower bound of a slope, and the geometric series sum_t 2^(-slope t) = 1 / ratio.
-  struct Piece {
-    explicit Piece(double rounded) : slope(rounded / rounding_slack) {
+  // The keys behind or ahead: a lower bound of the slope, and the geometric series
+  // sum_t 2^(-slope t) = 1 / ratio.
+  struct Side {
+    explicit Side(double rounded) : slope(rounded / rounding_slack) {
       ratio = 1.0 - __builtin_exp2(-slope);
       log_sum = -__builtin_log2(ratio);
     }
-    // Bounds log2 of the sum of the first `terms` terms.
-    double sum_of(double terms) const {
-      return ratio * terms > 1.0 ? log_sum : __builtin_log2(terms);
-    }
-    double slope, ratio, log_sum;
-  };
-
-  // The keys behind or ahead: one piece up to the knee, another beyond.
-  struct Side {
-    Side(double slope, double far_slope, double least_knee, double greatest_knee)
-        : near(slope), far(far_slope), knee(near.slope >= far.slope ? least_knee : greatest_knee) {}
     // Whether no key has a greater bias than a nearer one.
-    bool decreases() const { return near.slope >= 0.0 && far.slope >= 0.0; }
+    bool decreases() const { return slope >= 0.0; }
     // Bounds the bias at all distances >= nearest.
-    double from(double nearest) const {
-      const double before = smaller(nearest, knee);
-      return -near.slope * before - far.slope * (nearest - before);
-    }
+    double from(double nearest) const { return -slope * nearest; }
     // Bounds the sum over at most `keys` keys at different distances, all >= nearest.
     double sum_from(double nearest, double keys) const {
-      const double before = larger(knee - nearest, 0.0);
-      if (before >= keys) return from(nearest) + near.sum_of(keys);
-      const double beyond = from(nearest + before) + far.sum_of(keys - before);
-      if (before == 0.0) return beyond;
-      const double up_to = from(nearest) + near.sum_of(before);
-      return up_to > beyond ? up_to + added(up_to - beyond) : beyond + added(beyond - up_to);
+      return from(nearest) + (ratio * keys > 1.0 ? log_sum : __builtin_log2(keys));
     }
-    // Bounds log2(1 + 2^-x) for x >= 0 without the exponential, which every block would need.
-    static double added(double x) {
-      const double nats = x / log2_e_double;
-      return smaller(1.0, log2_e_double / (1.0 + nats + 0.5 * nats * nats));
-    }
-    const Piece near, far;
-    const double knee;
+    double slope, ratio, log_sum;
   };
 
   double nearest_behind(std::int64_t b) const {

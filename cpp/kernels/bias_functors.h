@@ -1,11 +1,10 @@
 // Biases as functors, log2 domain. at() adds the bias to the products of one key with a vector of
 // queries; it is given the distances from the origins of their biases. A bias that depends on the
-// distance alone takes it as float, for keys that the bias does not hide. A linear one, with a knee
-// or without, hides none. A proportional one is -slope(v) times the distance for all distances.
+// distance alone takes it as float, for keys that the bias does not hide. A linear one hides none.
+// A proportional one is -slope(v) times the distance for all distances.
 #pragma once
 
 #include "kernels/key_list.h"
-#include "kernels/knee.h"
 #include "kernels/scratch.h"
 
 namespace ntk_alibi {
@@ -43,25 +42,6 @@ struct TwoSidedBias : LinearBias {
   f32v at(f32v product, int v, f32v distance) const {
     const f32v slope = distance > 0 ? vector_of(slopes, 0, v) : -vector_of(slopes, 1, v);
     return minus_product(product, slope, distance);
-  }
-  const float* slopes;
-};
-
-struct OneSidedKnee : LinearBias {
-  OneSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, int v, f32v distance) const {
-    return below_knee(product, distance, vector_of(slopes, 4, v), vector_of(slopes, 0, v),
-                      vector_of(slopes, 2, v));
-  }
-  const float* slopes;
-};
-
-struct TwoSidedKnee : LinearBias {
-  TwoSidedKnee(const AttentionTile&, const Scratch& s) : slopes(s.slopes) {}
-  f32v at(f32v product, int v, f32v distance) const {
-    const f32v slope = distance > 0 ? vector_of(slopes, 0, v) : vector_of(slopes, 1, v);
-    const f32v far_slope = distance > 0 ? vector_of(slopes, 2, v) : vector_of(slopes, 3, v);
-    return below_knee(product, magnitude(distance), vector_of(slopes, 4, v), slope, far_slope);
   }
   const float* slopes;
 };
@@ -139,8 +119,6 @@ void with_functor(BiasKind kind, Visit&& visit) {
     case BiasKind::none: return visit(FunctorType<NoBias>{});
     case BiasKind::one_sided: return visit(FunctorType<OneSidedBias>{});
     case BiasKind::two_sided: return visit(FunctorType<TwoSidedBias>{});
-    case BiasKind::one_sided_knee: return visit(FunctorType<OneSidedKnee>{});
-    case BiasKind::two_sided_knee: return visit(FunctorType<TwoSidedKnee>{});
     case BiasKind::table: return visit(FunctorType<TableBias>{});
     case BiasKind::sums: return visit(FunctorType<SumsBias>{});
     case BiasKind::dense: return visit(FunctorType<DenseBias>{});

@@ -25,7 +25,7 @@ constexpr double unit_roundoff = 1.0 / (1 << 24);
 constexpr double rounding_slack = 1.0 + 1e-5;
 
 // 16 u: bounds the rounding errors of a score, or of the logarithm of a sum, relative to itself.
-// They are 4, or 7 with a knee; a difference of two has 2 more; we count 16.
+// They are 4; a difference of two has 2 more; we count 16.
 constexpr float relative_score_error = 1.0f / (1 << 20);
 
 }  // namespace NTK_ALIBI_ISA

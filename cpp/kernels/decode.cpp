@@ -12,7 +12,6 @@
 #include "kernels/elements.h"
 #include "kernels/exp2.h"
 #include "kernels/key_list.h"
-#include "kernels/knee.h"
 #include "kernels/softmax.h"
 #include "kernels/transpose.h"
 #include "kernels/words.h"
@@ -212,15 +211,9 @@ class Decoder {
       score = TableBias(tile_, {}).at(products, c, 0, distance);
     } else if (bias.kind != BiasKind::none) {
       const i32v from_origin = broadcast(bias.origins[0]) - position;
-      const auto slope = [&](const float* left, const float* right) {
-        return from_origin > 0 ? broadcast(left[0] * log2_e) : broadcast(right[0] * log2_e);
-      };
-      const f32v distance = magnitude(to_float(from_origin));
-      const f32v near = slope(bias.left_slopes, bias.right_slopes);
-      score = bias.knees == nullptr
-                  ? minus_product(score, near, distance)
-                  : below_knee(score, distance, broadcast(bias.knees[0]), near,
-                               slope(bias.far_left_slopes, bias.far_right_slopes));
+      const f32v slope = from_origin > 0 ? broadcast(bias.left_slopes[0] * log2_e)
+                                         : broadcast(-bias.right_slopes[0] * log2_e);
+      score = minus_product(score, slope, to_float(from_origin));
     }
     return visible ? score : broadcast(-infinity);
   }

@@ -59,13 +59,11 @@ constexpr int tiles_per_group = 4;
 // The term added to a score, in nats. d = query_position - key_position, t = origin - key_position.
 enum class BiasKind : int {
   none,
-  one_sided,       // -left_slope t; only distances >= 0 are visible
-  two_sided,       // -left_slope t for t > 0, right_slope t for t < 0
-  one_sided_knee,  // the same with far_left_slope and far_right_slope where |t| > knee:
-  two_sided_knee,  //   -left_slope min(t, knee) - far_left_slope max(t - knee, 0) for t > 0
-  table,           // table[d - table_begin], 0 outside
-  sums,            // query_sums[i] - key_sums[j], differences taken in float64
-  dense            // dense[i * dense_query_stride + j * dense_key_stride]
+  one_sided,  // -left_slope t; only distances >= 0 are visible
+  two_sided,  // -left_slope t for t > 0, right_slope t for t < 0
+  table,      // table[d - table_begin], 0 outside
+  sums,       // query_sums[i] - key_sums[j], differences taken in float64
+  dense       // dense[i * dense_query_stride + j * dense_key_stride]
 };
 
 // The bias of one tile. Slopes are finite: the core turns infinite ones into a mask.
@@ -79,11 +77,6 @@ struct TileBias {
   // One for each query; null for biases without slopes.
   const float* left_slopes;
   const float* right_slopes;
-  // One for each query; null for biases without a knee.
-  const float* far_left_slopes;
-  const float* far_right_slopes;
-  const float* knees;  // distances from the origins
-  float query_knee;    // distance from the queries; infinity without a knee
   const float* table;
   std::int64_t table_begin;
   std::int64_t table_size;
@@ -229,8 +222,8 @@ struct AttentionTile {
 // Rows of gradients are padded to a multiple of this many channels, which suits every ISA.
 constexpr int gradient_padding = 16;
 
-// Left and right slopes, up to the knee and beyond it.
-constexpr int slope_kinds = 4;
+// Left and right slopes.
+constexpr int slope_sides = 2;
 
 // Gradients of a tile over the blocks of keys [first_block, end_block):
 //   ds_ij = p_ij (z_ij do_i.v_j - do_i.o_i + dlse_i), float32.
@@ -250,11 +243,10 @@ struct GradientTile {
   // sum_i z_ij p_ij do_i.
   float* key_gradient;
   float* value_gradient;
-  // Gradients of the bias; null pointers are skipped. Slopes (left, right, far left, far right) and
-  // query_sums are overwritten with one value for each query. With n = min(|d|, query_knee), these
-  // are the sum of -n ds_ij over d > 0, the same over d < 0, the sums of (n - |d|) ds_ij over d > 0
-  // and over d < 0, and the sum of ds_ij.
-  float* slopes[slope_kinds];
+  // Gradients of the bias; null pointers are skipped. Slopes (left, right) and query_sums are
+  // overwritten with one value for each query: the sum of -d ds_ij over d > 0, the sum of d ds_ij
+  // over d < 0, and the sum of ds_ij.
+  float* slopes[slope_sides];
   double* query_sums;
   // Added to: -ds_ij for each row of keys, and ds_ij for each distance.
   double* key_sums;

@@ -20,7 +20,7 @@ struct Scratch {
   float* block_maximum;  // [1], of the current block
   float* centre_score;   // [1], log2 domain, without bias
   float* rescale;        // [1]: the factor for earlier sums after the maximum rose
-  float* slopes;         // [5]: left, right, far left and far right slopes times log2 e; knees
+  float* slopes;         // [2]: left and right slopes times log2 e
   float* scales;         // [1], times log2 e
   std::int32_t* ints;  // [5]: query positions, least and greatest distances, ends of sinks, origins
   std::int32_t* bits;  // [2]: the lower and the upper halves of the mask's words for a mixed block
@@ -83,7 +83,7 @@ class Pieces {
     s.block_maximum = take(tile_row());
     s.centre_score = take(tile_row());
     s.rescale = take(tile_row());
-    s.slopes = take(5 * tile_row());
+    s.slopes = take(2 * tile_row());
     s.scales = take(tile_row());
     s.ints = reinterpret_cast<std::int32_t*>(take(5 * tile_row()));
     s.bits = reinterpret_cast<std::int32_t*>(take(2 * tile_row()));

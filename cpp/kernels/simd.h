@@ -73,15 +73,6 @@ inline f32v max(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)
 inline f32v max(f32v a, f32v b) { return a > b ? a : b; }
 #endif
 
-// The smaller number of each pair; b if one of them is NaN.
-#if defined(__AVX512F__)
-inline f32v min(f32v a, f32v b) { return (f32v)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
-#elif defined(__AVX__)
-inline f32v min(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }
-#else
-inline f32v min(f32v a, f32v b) { return a < b ? a : b; }
-#endif
-
 #if defined(__AVX__)
 inline float horizontal_sum(f32v v) {
 #if defined(__AVX512F__)

@@ -37,10 +37,6 @@ inline void load_tile_rows(const AttentionTile& tile, const Scratch& s,
   if (tile.bias.left_slopes == nullptr) return;
   load_in_log2(tile, tile.bias.left_slopes, queries, lane_row(s.slopes, 0));
   load_in_log2(tile, tile.bias.right_slopes, queries, lane_row(s.slopes, 1));
-  if (tile.bias.knees == nullptr) return;
-  load_in_log2(tile, tile.bias.far_left_slopes, queries, lane_row(s.slopes, 2));
-  load_in_log2(tile, tile.bias.far_right_slopes, queries, lane_row(s.slopes, 3));
-  load_row(tile, tile.bias.knees, queries, lane_row(s.slopes, 4));
 }
 
 // True if the walk must end at block b. Not every block asks.

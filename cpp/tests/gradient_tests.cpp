@@ -21,36 +21,24 @@ namespace {
 struct GradientCall : Call {
   const std::int64_t queries, keys;
   std::vector<float> incoming;  // gradients of the output and of the logsumexp
-  std::vector<float> results;   // gradients of queries, keys, values, left and far left slopes
+  std::vector<float> results;   // gradients of queries, keys, values and left slopes
   AttentionGradients gradients{};
 
-  GradientCall(std::int64_t query_length, std::int64_t key_length, bool masked, bool bent)
+  GradientCall(std::int64_t query_length, std::int64_t key_length, bool masked)
       : Call(query_length, key_length, masked), queries(query_length), keys(key_length) {
-    static const float far_slopes[heads] = {0.1f, 0.04f, 0.0f};
-    problem.bias.knee = keys;
-    if (bent) {
-      problem.bias.kind = BiasKind::two_sided_knee;
-      problem.bias.far_left = problem.bias.far_right = {far_slopes, 0, 1, 0};
-      problem.bias.knee = 40;
-    }
     const std::int64_t rows = heads * queries;
     incoming.assign(inputs.rbegin(), inputs.rbegin() + rows * (dim + 1));
-    results.resize(rows * dim + 2 * heads * keys * dim + 2 * rows);
+    results.resize(rows * dim + 2 * heads * keys * dim + rows);
     gradients.output_gradient = {incoming.data(), 0, queries * dim, dim};
     gradients.logsumexp_gradient = incoming.data() + rows * dim;
     gradients.query = {results.data(), 0, queries * dim, dim};
     gradients.key = {results.data() + rows * dim, 0, keys * dim, dim};
     gradients.value = {results.data() + (rows + heads * keys) * dim, 0, keys * dim, dim};
     gradients.slopes[0] = results.data() + (rows + 2 * heads * keys) * dim;
-    gradients.slopes[2] = gradients.slopes[0] + rows;
   }
 
-  // The parts of a distance up to the knee and beyond, and the bias there.
-  double near(double distance) const { return std::fmin(distance, problem.bias.knee); }
-  double far(double distance) const { return distance - near(distance); }
   double bias(std::int64_t h, double distance) const {
-    const float* beyond = problem.bias.far_left.data;
-    return -problem.bias.left.data[h] * near(distance) - (beyond ? beyond[h] : 0) * far(distance);
+    return -problem.bias.left.data[h] * distance;
   }
 
   void run() {
@@ -110,8 +98,7 @@ class PlainGradients {
       const double gradient = weight * (gradients[j] - mean / total + log_gradient);
       const double gradient_error =
           error * (magnitude(incoming, keys + j * dim) + size / total + std::fabs(log_gradient));
-      add(left, gradient, -call_.near(distance), gradient_error);
-      add(left + Call::heads * call_.queries, gradient, -call_.far(distance), gradient_error);
+      add(left, gradient, -distance, gradient_error);
       for (std::int64_t d = 0; d < dim; ++d) {
         const std::int64_t query = row * dim + d;
         const std::int64_t key = (Call::heads * call_.queries + h * call_.keys + j) * dim + d;
@@ -134,18 +121,17 @@ class PlainGradients {
 
 // One caller gets the exact gradients; several callers at once all get the same bits.
 void test_gradients() {
-  for (const auto& [masked, bent] :
-       {std::pair{false, false}, std::pair{true, false}, std::pair{true, true}}) {
+  for (const bool masked : {false, true}) {
     for (const auto& [queries, keys] : {std::pair{130, 300}, std::pair{40, 1100}}) {
       set_num_threads(1);
-      GradientCall serial(queries, keys, masked, bent);
+      GradientCall serial(queries, keys, masked);
       serial.run();
       const PlainGradients exact(serial);
       // Skipped keys weigh at most one unit of each query's sum; products are below dim.
       const double unit = std::ldexp(1.0, -24), most = 2 * Call::dim + 1;
       int wrong = 0;
       for (std::size_t n = 0; n < exact.results.size(); ++n) {
-        const bool slope = n >= exact.results.size() - 2 * Call::heads * queries;
+        const bool slope = n >= exact.results.size() - Call::heads * queries;
         const double allowed = unit * (exact.units[n] + most * (slope ? keys : queries));
         wrong += !(std::fabs(serial.results[n] - exact.results[n]) <= allowed);
       }
@@ -153,7 +139,7 @@ void test_gradients() {
 
       set_num_threads(3);
       std::vector<GradientCall> calls;
-      for (int i = 0; i < 4; ++i) calls.emplace_back(queries, keys, masked, bent);
+      for (int i = 0; i < 4; ++i) calls.emplace_back(queries, keys, masked);
       std::vector<std::thread> callers;
       for (int i = 0; i < 4; ++i) {
         AttentionProblem& problem = calls[i].problem;
@@ -180,7 +166,7 @@ void test_no_operand_is_subnormal() {
   set_num_threads(1);
   for (const auto& [queries, keys] : {std::pair{1, 3000}, std::pair{40, 50}, std::pair{100, 3000}})
     for (const float size : {1.0f, 1e-25f}) {
-      GradientCall call(queries, keys, false, false);
+      GradientCall call(queries, keys, false);
       std::vector<float> values = call.inputs;
       for (float& value : values) value *= size;
       for (float& number : call.incoming) number *= size;

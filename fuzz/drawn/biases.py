@@ -20,7 +20,6 @@ ANYWHERE: dict[str, tuple[float, Callable[[Scene], DrawnBias]]] = {
     "ALiBi": (4, linear_biases.standard),
     "ALiBi(slopes)": (2, linear_biases.own_slopes),
     "ALiBi(two_slopes)": (2, linear_biases.two_slopes),
-    "ALiBi(knee)": (2, linear_biases.with_knee),
     "BiALiBi": (1, linear_biases.bialibi),
 }
 OVER_DISTANCE: dict[str, tuple[float, Callable[[Scene], DrawnBias]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -84,11 +83,8 @@ def _hide(sides: str, left: Floats, right: Floats) -> tuple[Floats, Floats]:
     return left, right
 
 
-def _finished(
-    scene: Scene, left: Floats, right: Floats, exempt: int, knee: na.Knee | None = None
-) -> tuple[Floats, Any]:
-    bend = () if knee is None else ((knee.start, knee.factor),)
-    values, partials = biases.linear(scene.distance, left[..., None], right[..., None], *bend)
+def _finished(scene: Scene, left: Floats, right: Floats, exempt: int) -> tuple[Floats, Any]:
+    values, partials = biases.linear(scene.distance, left[..., None], right[..., None])
     if exempt:
         values, partials = biases.with_exempt(values, partials, _exempt(scene, exempt), 0.0)
     return values, partials
@@ -106,28 +102,15 @@ def _drawn_exempt(scene: Scene) -> int:
     return scene.draw.integer(1, 4) if scene.draw.chance(0.15) else 0
 
 
-def with_knee(scene: Scene) -> DrawnBias:
-    """ALiBi in any form, with a knee."""
-    draw = scene.draw
-    start = draw.one_of((0, 1, draw.integer(2, 80), draw.integer(2, 500), 2**31 - 1))
-    knee = na.Knee(start, draw.one_of((draw.power(-2, 3), 28.0, math.inf)))
-    make = draw.one_of((standard, own_slopes, two_slopes))
-    return make(scene, knee)
-
-
-def standard(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
+def standard(scene: Scene) -> DrawnBias:
     """ALiBi with standard slopes and a scaling."""
-    scaling, for_heads = scaling_and_slopes(scene) if knee is None else (knee, _plain)
+    scaling, for_heads = scaling_and_slopes(scene)
     heads, sides, exempt = scene.sizes.heads, _sides(scene), _drawn_exempt(scene)
     counts = (heads - heads // 2, heads // 2) if sides == "halves" else (heads,)
     one = np.concatenate([for_heads(n) for n in counts if n], axis=1)
-    values, _ = _finished(scene, *_hide(sides, one, one), exempt, knee)
+    values, _ = _finished(scene, *_hide(sides, one, one), exempt)
     passed = na.ALiBi(heads, scaling, sides=sides, exempt=exempt)  # type: ignore[arg-type]
     return DrawnBias(passed, values)
-
-
-def _plain(heads: int) -> Floats:
-    return (2.0 ** -slopes.exponents(heads)).reshape(1, heads, 1)
 
 
 def _slopes(scene: Scene) -> tuple[Any, Floats]:
@@ -156,23 +139,23 @@ def _axes(entries: Floats) -> Floats:
     return entries[..., None] if entries.ndim == 2 else entries
 
 
-def own_slopes(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
+def own_slopes(scene: Scene) -> DrawnBias:
     """ALiBi with the caller's slopes."""
     passed, entries = _slopes(scene)
     sides, exempt = _sides(scene), _drawn_exempt(scene)
-    values, partials = _finished(scene, *_hide(sides, _axes(entries), _axes(entries)), exempt, knee)
-    bias = na.ALiBi(scene.sizes.heads, knee, slopes=passed, sides=sides, exempt=exempt)  # type: ignore[arg-type]
+    values, partials = _finished(scene, *_hide(sides, _axes(entries), _axes(entries)), exempt)
+    bias = na.ALiBi(scene.sizes.heads, slopes=passed, sides=sides, exempt=exempt)  # type: ignore[arg-type]
     gather = to_shape(partials["left"] + partials["right"], entries.shape)
     return DrawnBias(bias, values, scene.learn("slopes", passed, gather))
 
 
-def two_slopes(scene: Scene, knee: na.Knee | None = None) -> DrawnBias:
+def two_slopes(scene: Scene) -> DrawnBias:
     """ALiBi with left and right slopes."""
     (left, exact_left), (right, exact_right) = _slopes(scene), _slopes(scene)
     exempt = _drawn_exempt(scene)
-    values, partials = _finished(scene, _axes(exact_left), _axes(exact_right), exempt, knee)
+    values, partials = _finished(scene, _axes(exact_left), _axes(exact_right), exempt)
     pair = (left, right)
-    bias = na.ALiBi(scene.sizes.heads, knee, slopes=pair, sides="two_slopes", exempt=exempt)
+    bias = na.ALiBi(scene.sizes.heads, slopes=pair, sides="two_slopes", exempt=exempt)
     parameters = [
         *scene.learn("left", left, to_shape(partials["left"], exact_left.shape)),
         *scene.learn("right", right, to_shape(partials["right"], exact_right.shape)),

@@ -186,19 +186,12 @@ def _nan(distance: Any) -> Any:
 
 
 def _scalings() -> list[Function]:
-    dynamic = SCALING_CASES["DynamicNTK"].all_wrong
     config = {"alibi_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 20}
     return [
         *(
             Function(name, getattr(na, name), case.right, case.all_wrong)
             for name, case in SCALING_CASES.items()
         ),
-        Function("Knee", na.Knee, {"start": 8, "factor": 2.0}, {
-            "start": (*NO_INTEGER, None), "factor": ("x", None, object(), 0, -2.0, -np.inf, np.nan),
-        }),
-        Function("DynamicKnee", na.DynamicKnee, {"start": 8}, {
-            "start": (*NO_INTEGER, None), **dynamic,
-        }),
         Function("LogN", na.LogN, {"train_length": 8}, {
             "train_length": (*NO_INTEGER, None, 1),
             "strength": ("x", None, object(), -1, np.nan, [], [[1.0]], ["x"]),
@@ -253,7 +246,7 @@ def _results() -> list[Function]:
             "key": NO_ARRAY,
         }),
         Function("alibi_slopes", na.alibi_slopes, scaled, {
-            "num_heads": NO_COUNT, "scaling": (*NO_SCALING, na.Knee(4, 2.0)),
+            "num_heads": NO_COUNT, "scaling": NO_SCALING,
             "lengths": (*lengths, None),
             "rule": NO_CHOICE,
         }),
@@ -287,7 +280,7 @@ def _results() -> list[Function]:
         }, {
             "attention_mask": (*NO_MASK[:3], *NO_MASK[5:], None, [[1, 1]]), "num_heads": NO_COUNT,
             "dtype": (np.int32, "x", None, 3, object(), torch.int32, complex),
-            "scaling": (*NO_SCALING, na.Knee(4, 2.0)),
+            "scaling": NO_SCALING,
             "anchor": NO_CHOICE, "out": ("x", 3, ones(3), np.ones((8, 1, 3)), torch.ones(8, 1, 3)),
         }),
         Function("ALiBi.tensor", na.ALiBi(4).tensor, {"query_length": 2, "key_length": 3}, {

@@ -13,15 +13,9 @@ Floats = NDArray[np.float64]
 Partials = dict[str, Floats]
 
 
-def linear(
-    d: Floats, left: Floats, right: Floats, knee: tuple[float, float] = (np.inf, 1.0)
-) -> tuple[Floats, Partials]:
-    """Return -left r behind and -right r ahead; slopes (..., heads, 1 or Q, 1), inf hides.
-
-    r is the distance; its part beyond a knee's start is divided by the knee's factor.
-    """
-    start, factor = knee
-    r = np.minimum(np.abs(d), start) + np.maximum(np.abs(d) - start, 0.0) / factor
+def linear(d: Floats, left: Floats, right: Floats) -> tuple[Floats, Partials]:
+    """Return -left |d| behind and -right |d| ahead; slopes (..., heads, 1 or Q, 1), inf hides."""
+    r = np.abs(d)
 
     def side(slopes: Floats) -> Floats:
         return np.where(np.isinf(slopes), -slopes, -np.where(np.isinf(slopes), 0.0, slopes) * r)

@@ -32,7 +32,6 @@ from ntk_alibi.positions.rotary import XPOS, RoPE
 from ntk_alibi.scaling.base import Scaling
 from ntk_alibi.scaling.config import scaling_from_config
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
-from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ __all__ = [
     "DistanceTable",
     "DynamicFlatHeads",
     "DynamicInterpolation",
-    "DynamicKnee",
     "DynamicNTK",
     "FlatHeads",
     "ForgetGates",
@@ -65,7 +63,6 @@ __all__ = [
     "KerpleLog",
     "KerplePower",
     "KeyNorms",
-    "Knee",
     "LogN",
     "MaxBias",
     "QuantizedRows",

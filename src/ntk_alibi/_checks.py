@@ -117,11 +117,11 @@ def at_most_one(**given: Any) -> None:
         raise ValueError(f"{names[1]} must be None when {names[0]} is given, got {briefly(other)}")
 
 
-def choice(name: str, value: Any, choices: Collection[str]) -> str:
-    """Return an argument that must be one of choices."""
+def choice(name: str, value: Any, choices: Collection[str], advice: str = "") -> str:
+    """Return an argument that must be one of choices; advice ends the error message."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, choices))}, got {briefly(value)}"
+            f"{name} must be one of {', '.join(map(repr, choices))}, got {briefly(value)}{advice}"
         )
     return value
 

@@ -68,7 +68,7 @@ def read(
         for rule in RULES.values():
             key = f"{rule.spelling}/{multiple}"
             if key not in stored:
-                method = parse_method(rule.method(multiple, train_length), train_length)
+                method = parse_method(rule.method(multiple), train_length)
                 view = AttentionView(scaling=method.scaling)
                 yield (
                     key,

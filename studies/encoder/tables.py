@@ -132,10 +132,6 @@ def tables(summary: Summary) -> dict[str, str]:
     }
 
 
-def _shown(summary: Summary, rule: str, multiples: Sequence[int]) -> str:
-    return RULES[rule].shown(multiples, [summary["train_length"]])
-
-
 def _multiples(summary: Summary) -> list[int]:
     return sorted({int(x) for m in summary["models"] for x in m["counts"][BASELINE]})
 
@@ -167,7 +163,7 @@ def endpoint(summary: Summary) -> str:
         gains = [first - second for first, second in zip(far, base, strict=True)]
         each = ", ".join(_paired(model["counts"], rule) for model in summary["models"])
         compared = ["", "", ""] if rule == BASELINE else [points(gains), paired_p(gains), each]
-        rows.append([_shown(summary, rule, [ENDPOINT_AT]), share(far), *compared])
+        rows.append([RULES[rule].shown([ENDPOINT_AT]), share(far), *compared])
     header = [f"far numbers at {ENDPOINT_AT}x", "found, %", "gain", "p (paired t)"]
     return table([*header, "each training, over its texts"], rows)
 
@@ -184,7 +180,7 @@ def _over_multiples(summary: Summary, title: str, ranges: slice) -> str:
     multiples = _multiples(summary)
     rows = [
         [
-            _shown(summary, rule, multiples),
+            RULES[rule].shown(multiples),
             *(share(shares(summary, rule, multiple, ranges)) for multiple in multiples),
         ]
         for rule in RULES
@@ -198,7 +194,7 @@ def _by_distance(summary: Summary) -> str:
     pairs = [(i, begin) for i, begin in enumerate(DISTANCES) if begin < multiple]
     rows = [
         [
-            _shown(summary, rule, [multiple]),
+            RULES[rule].shown([multiple]),
             *(share(shares(summary, rule, multiple, slice(i + 1, i + 2))) for i, _ in pairs),
         ]
         for rule in RULES
@@ -217,7 +213,7 @@ def figure(summary: Summary) -> Figure:
 
     multiples = _multiples(summary)
     cells: dict[str, list[Sequence[float]]] = {
-        _shown(summary, rule, multiples): [
+        RULES[rule].shown(multiples): [
             shares(summary, rule, multiple, NUMBERS) for multiple in multiples
         ]
         for rule in RULES

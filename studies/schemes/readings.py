@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ntk_alibi import NTK, FlatHeads, Interpolation, Knee, LogN
+from ntk_alibi import NTK, FlatHeads, Interpolation, LogN
 from ntk_alibi.methods import parse_method
 from studies.rules import Rule
 from studies.schemes.schemes import AttentionView, Positions, XposPositions
@@ -17,34 +17,31 @@ class ReadingMode:
 
     Attributes:
         name: name in results.
-        label: label in tables, as a function of multiples of the training length and of that.
+        label: label in tables, as a function of multiples of the training length.
         view: function of the multiple of the training length and the training length.
         applies: function that returns whether the mode is available for a scheme.
         within: whether the mode changes something within the training length, too.
     """
 
     name: str
-    label: Callable[[Sequence[int], int], str]
+    label: Callable[[Sequence[int]], str]
     view: Callable[[int, int], AttentionView]
     applies: Callable[[type[Positions]], bool] = lambda scheme: True
     within: bool = False
 
 
-def _labelled(text: str) -> Callable[[Sequence[int], int], str]:
-    return lambda multiples, length: text
+def _labelled(text: str) -> Callable[[Sequence[int]], str]:
+    return lambda multiples: text
 
 
 def _method(name: str, kind: type, rule: Rule) -> ReadingMode:
     """Make the mode of a rule, for the schemes which support a type of scalings."""
 
     def view(multiple: int, length: int) -> AttentionView:
-        method = parse_method(rule.method(multiple, length), length)
+        method = parse_method(rule.method(multiple), length)
         return AttentionView(scaling=method.scaling, log_n=method.log_n)
 
-    def label(multiples: Sequence[int], length: int) -> str:
-        return rule.shown(multiples, [length])
-
-    return ReadingMode(name, label, view, lambda scheme: kind in scheme.scalings)
+    return ReadingMode(name, rule.shown, view, lambda scheme: kind in scheme.scalings)
 
 
 #: The first mode reads as in training. XPOS's blocks have half the training length.
@@ -60,7 +57,6 @@ READING_MODES = (
     _method("pi", Interpolation, Rule("interpolation:FACTOR")),
     _method("ntk", NTK, Rule("ntk:FACTOR")),
     _method("flat", FlatHeads, Rule("flat:FACTOR", growth=2)),
-    _method("knee", Knee, Rule("knee:START:FACTOR", growth=7)),
     _method("flat-log-n", FlatHeads, Rule("flat:FACTOR:logn=0.5", growth=2)),
     ReadingMode(
         "blocks",

@@ -30,14 +30,12 @@ from ntk_alibi import (
     Interpolation,
     KerpleLog,
     KerplePower,
-    Knee,
     LogN,
     RoPE,
     Sandwich,
     alibi_slopes,
     log_n_scale,
 )
-from ntk_alibi.scaling import split_knee
 from ntk_alibi.torch.learned_bias import (
     FixedSlopes,
     LearnedBAM,
@@ -135,7 +133,7 @@ class NoPositions(Positions):
 class ALiBiPositions(Positions):
     """ALiBi as published, but with steeper slopes for short training lengths."""
 
-    scalings = (Interpolation, NTK, FlatHeads, Knee)
+    scalings = (Interpolation, NTK, FlatHeads)
     slopes: nn.Module
 
     def __init__(self, place: LayerShape) -> None:
@@ -145,12 +143,11 @@ class ALiBiPositions(Positions):
     def forward(self, hidden: torch.Tensor, view: AttentionView) -> dict[str, Any]:
         """Return the arguments of `attention`; see `Positions`."""
         slopes = self.slopes()
-        scaling, knee = split_knee(view.scaling)
-        if scaling is not None:
+        if view.scaling is not None:
             exponents = -np.log2(slopes.detach().double().numpy())
-            stretched = np.exp2(-scaling.scale_exponents(exponents))
+            stretched = np.exp2(-view.scaling.scale_exponents(exponents))
             slopes = torch.from_numpy(stretched.astype(np.float32))
-        return {"bias": ALiBi(len(slopes), knee, slopes=slopes)}
+        return {"bias": ALiBi(len(slopes), slopes=slopes)}
 
 
 class LearnedALiBiPositions(ALiBiPositions):

@@ -60,7 +60,6 @@ PANELS = {
         "alibi/ntk",
         "alibi/flat",
         "alibi/flat-log-n",
-        "alibi/knee",
         "alibi/window",
     ),
     "learned biases": (
@@ -150,7 +149,7 @@ def label(summary: Summary, name: str, multiples: Sequence[int] = ()) -> str:
         return LABELS[scheme]
     mode = next(mode for mode in READING_MODES if mode.name == reading)
     longer = multiples or summary["plan"]["multiples"][1:]
-    return f"{LABELS[scheme]} + {mode.label(longer, summary['recipe']['train_length'])}"
+    return f"{LABELS[scheme]} + {mode.label(longer)}"
 
 
 def _status(summary: Summary) -> str:

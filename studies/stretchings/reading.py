@@ -33,7 +33,6 @@ RULES = {
         Rule("dynamic-ntk"),
         Rule("dynamic-flat"),
         Rule("dynamic-flat:logn=0.5"),
-        Rule("knee:START:FACTOR", growth=7),
     )
 }
 
@@ -113,7 +112,7 @@ def _answers(
         rng = np.random.default_rng([plan.seed, recipe.seed, multiple, place])
         cases = [kind.case(encode, multiple * recipe.train_length, rng) for _ in range(count)]
         for spelling, rule in RULES.items():
-            with na.patch(model, rule.method(multiple, recipe.train_length)):
+            with na.patch(model, rule.method(multiple)):
                 outcomes = [
                     (distance, right)
                     for case in cases
@@ -126,7 +125,7 @@ def _answers(
 def _nats(recipe: NanoMPTRecipe, plan: ReadingPlan, answers: Path, loaded: Any) -> dict[str, Any]:
     """Return nats a token of prose beyond the training length minus the original's, by rule."""
     length = recipe.train_length
-    methods = {spelling: rule.method(PROSE_AT, length) for spelling, rule in RULES.items()}
+    methods = {spelling: rule.method(PROSE_AT) for spelling, rule in RULES.items()}
     study = Plan(
         length,
         methods=tuple(methods.values()),

@@ -147,10 +147,6 @@ def label(models: Sequence[Summary]) -> str:
     return f"{models[0]['parameters'] / 1e6:.1f} million"
 
 
-def _shown(summary: Summary, rule: str, multiples: Iterable[int]) -> str:
-    return RULES[rule].shown(multiples, (summary["train_length"],))
-
-
 def _endpoint(sizes: dict[str, list[Summary]], form: str) -> str:
     rows = []
     for size, models in sizes.items():
@@ -192,7 +188,7 @@ def _over_multiples(summary: Summary, sizes: dict[str, list[Summary]], answers: 
         multiples = [x for x in _multiples(models) if shares(models, ORIGINAL, x, answers)]
         rows = [
             [
-                _shown(summary, rule, multiples),
+                RULES[rule].shown(multiples),
                 *(share(shares(models, rule, x, answers)) for x in multiples),
             ]
             for rule in RULES
@@ -213,9 +209,7 @@ def _by_form(summary: Summary, sizes: dict[str, list[Summary]]) -> str:
     rows = [[f"{ORIGINAL}, all answers at 1x", *map(share, within)]]
     for rule in RULES:
         far = (shares(models, rule, ENDPOINT_AT, form=form) for form in forms)
-        rows.append(
-            [f"{_shown(summary, rule, [ENDPOINT_AT])}, far, {ENDPOINT_AT}x", *map(share, far)]
-        )
+        rows.append([f"{RULES[rule].shown([ENDPOINT_AT])}, far, {ENDPOINT_AT}x", *map(share, far)])
     return table([size, *forms], rows)
 
 
@@ -245,7 +239,7 @@ def figures(summary: Summary) -> dict[str, Figure]:
     multiples = _multiples(models)
     made = Figure(figsize=(5.6, 3.8), layout="constrained")
     cells = {
-        _shown(summary, rule, multiples): [shares(models, rule, x, "all") for x in multiples]
+        RULES[rule].shown(multiples): [shares(models, rule, x, "all") for x in multiples]
         for rule in SHOWN
     }
     axes = curves(cells, multiples, summary["train_length"], "answers found, %", ax=made.subplots())

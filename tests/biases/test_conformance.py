@@ -27,7 +27,7 @@ from conformance import (
     loss,
     tensors,
 )
-from conformance_cases import CASES, heads, knee_bias
+from conformance_cases import CASES, heads
 from ntk_alibi.biases import BiasObject, KernelBias, parameter
 
 
@@ -79,18 +79,6 @@ class Heights(BiasObject):
         return KernelBias(sums=parameter(self.heights, like, widest=True))
 
 
-class LearnedKnee(BiasObject):
-    """Slopes on both sides that are divided by a learned factor from distance 8 on."""
-
-    def __init__(self, slopes: Any, factors: Any) -> None:
-        self.define(slopes=slopes, factors=factors, num_heads=len(slopes), sides="symmetric")
-
-    def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        near, factor = (parameter(x, like)[None, :, None] for x in (self.slopes, self.factors))
-        far = near / factor
-        return KernelBias(near, near, far_left=far, far_right=far, knee=8)
-
-
 def climbed(place: Place, heights: torch.Tensor) -> torch.Tensor:
     columns = place.columns[:, None].expand(len(heights), HEADS, -1)
     return heights.gather(2, columns)[..., None] - heights[..., None, :]
@@ -99,9 +87,6 @@ def climbed(place: Place, heights: torch.Tensor) -> torch.Tensor:
 FOREIGN = {
     "a number for each key": Case(PerKey, lambda place, x: x[None, :, None], (("H", "K"),)),
     "stairs": Case(Stairs, lambda p, x: -heads(x) * p.distance.abs().sqrt().floor(), (("H",),)),
-    "learned knee": Case(
-        LearnedKnee, lambda p, x, y: knee_bias(p, x, 8, heads(y)), (("H",), ("H",))
-    ),
     "heights": Case(Heights, climbed, (("B", "H", "K"),), at_the_end=True),
 }
 BIASES = CASES | FOREIGN

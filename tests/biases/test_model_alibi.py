@@ -20,9 +20,7 @@ RTOL = 3 * 2.0**-24
 SCALINGS = [
     None,
     na.NTK(4.0),
-    na.Knee(5, 3.0),
     na.DynamicNTK(1.0, 4),
-    na.DynamicKnee(3, 2.0, 4),
 ]
 
 

@@ -94,9 +94,8 @@ def test_the_advice_is_the_same_everywhere(capsys: pytest.CaptureFixture[str]) -
     }
     factor, rate = recommended["flat"]
     assert recommended["ntk"] == [factor, rate]
-    of_interpolation, of_knee = recommended["interpolation"][0], recommended["knee"][0]
+    of_interpolation = recommended["interpolation"][0]
     assert recommended["interpolation"] == [of_interpolation, rate]
-    assert recommended["knee"] == [of_knee] * 2
     with contextlib.suppress(SystemExit):
         main(["methods", "--help"])
     text = " ".join(capsys.readouterr().out.split())

@@ -17,7 +17,7 @@ ROWS = [
     (["slopes", "0"], "num_heads must be between 1"),
     (["slopes", "8", "--method", "dynamic-ntk", "--length", "-5"], "--length must be between 1"),
     (["slopes", "8", "--method", "ntk:2", "--length", "9"], "and no other, got ntk:2"),
-    (["slopes", "8", "--method", "knee:8:2"], "error: scaling must act on slopes here"),
+    (["slopes", "8", "--method", "knee:8:2"], "got 'knee:8:2': use ntk:FACTOR"),
     (["slopes", "8", "--method", "original:logn=1"], "--method must be a scaling without"),
     (["slopes", "8", "--method", "dynamic-ntk"], "a dynamic method, got only dynamic-ntk"),
     (

@@ -21,7 +21,7 @@ pytest.importorskip("onnxscript", reason="pip install 'ntk-alibi[export]'")
 #: Other runtimes sum in another order than torch.
 NEAR = {"atol": 1e-4, "rtol": 0.0}
 
-ALL: dict[str, Any] = {"method": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}
+ALL: dict[str, Any] = {"method": na.FlatHeads(5.0), "log_n": na.LogN(8, 0.5)}
 
 LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
 

@@ -182,7 +182,6 @@ def test_a_tokenizer_that_adds_bos_does_so_in_the_file(bloom: Any, tmp_path: Pat
         ("ntk:4", "MaxBias(factor=4.0)"),
         ("interpolation:2", "MaxBias(factor=2.0)"),
         ("flat:8", "MaxBias(factor=8.0)"),
-        ("knee:16:3", "MaxBias(factor=4.0)"),
         ("dynamic-ntk:2", "MaxBias(factor=4.0)"),
     ],
 )

@@ -178,7 +178,6 @@ LOWERING: dict[str, Callable[[int], Any]] = {
     "no bias": lambda keys: None,
     "ALiBi": lambda keys: na.ALiBi(2),
     "symmetric": lambda keys: na.ALiBi(2, slopes=np.float32([0.5, 0.25]), sides="symmetric"),
-    "knee": lambda keys: na.ALiBi(2, scaling=na.Knee(4, 8.0)),
     "table": lambda keys: na.DistanceTable(np.zeros((2, keys), np.float32)),
     "dense": lambda keys: np.zeros((1, keys), np.float32),
 }

@@ -16,7 +16,6 @@ BIASES: dict[str, Any] = {
     "none": None,
     "ALiBi": na.ALiBi(2, na.NTK(4.0), sides="symmetric"),
     "steep": na.ALiBi(2, slopes=np.float32([0.5, 0.1]), sides="symmetric"),
-    "knee": na.ALiBi(2, na.Knee(120, 20.0), sides="symmetric"),
     "table": na.KerplePower([0.5, 0.1], [1.0, 1.0]),
     "exempt": na.ALiBi(2, sides="symmetric", exempt=2),
 }

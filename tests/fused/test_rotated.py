@@ -28,13 +28,12 @@ BIASES = {
 }
 
 
-@pytest.mark.parametrize("kind", [*BIASES, "dense", "dense per head", "slopes of queries", "knee"])
+@pytest.mark.parametrize("kind", [*BIASES, "dense", "dense per head", "slopes of queries"])
 def test_heads_may_be_rotated_one_by_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {
         "dense": random(7, 90, 130),
         "dense per head": random(7, 2, 4, 1, 130),
         "slopes of queries": na.ALiBi(4, slopes=abs(random(8, 2, 4, 90)), sides="symmetric"),
-        "knee": na.ALiBi(4, na.Knee(20, 3.0), sides="symmetric"),
     }
     arrays, bias = inputs(2, 4, 2, 90, 130, 16, dtype="bfloat16"), {**BIASES, **more}[kind]
     whole, alone = [], []

@@ -67,7 +67,6 @@ BIASES: dict[str, Any] = {
     "none": lambda segment: None,
     "ALiBi": lambda segment: na.ALiBi(HEADS),
     "flat and steep": flat_and_steep,
-    "knee": lambda segment: na.ALiBi(HEADS, na.Knee(40, 8.0)),
     "dynamic": lambda segment: na.ALiBi(HEADS, na.DynamicNTK(2.0, 32)),
     "exempt": lambda segment: na.ALiBi(HEADS, sides="symmetric", exempt=3),
     "table": lambda segment: na.KerplePower([0.5, 0.1, 1.0, 0.2], [1.0, 0.5, 0.3, 2.0]),
@@ -100,7 +99,7 @@ AXES = {
 
 
 #: Biases for causal attention only.
-CAUSAL = ("ALiBi", "knee", "dynamic", "gates")
+CAUSAL = ("ALiBi", "dynamic", "gates")
 
 
 def pairs() -> Iterator[Any]:

@@ -142,23 +142,18 @@ print(hashlib.sha256(expected).hexdigest())
 
 
 class MixedSides(BiasObject):
-    """A knee whose right side is hidden from most queries, but has far slopes all the same."""
+    """A bias whose right side is hidden from most queries."""
 
     def __init__(self, queries: int) -> None:
         right = np.full((1, 1, queries), np.inf, np.float32)
-        far_right = np.full((1, 1, queries), -0.01, np.float32)
-        right[:, :, ::160], far_right[:, :, ::160] = 0.3, 0.2
-        self.define(right=right, far_right=far_right, num_heads=1, sides="symmetric")
+        right[:, :, ::160] = 0.3
+        self.define(right=right, num_heads=1, sides="symmetric")
 
     def kernel_bias(self, problem: Any, like: Any = None) -> KernelBias:
-        left, far_left = (np.full(self.right.shape, slope, np.float32) for slope in (0.5, 0.4))
-        return KernelBias(
-            left=left, right=self.right, far_left=far_left, far_right=self.far_right, knee=40
-        )
+        return KernelBias(left=np.full(self.right.shape, 0.5, np.float32), right=self.right)
 
 
 def test_hidden_sides_beside_others_give_the_same_bits_for_any_number_of_threads(isa: str) -> None:
-    """Bounds of a group of queries had counted far slopes of hidden sides."""
     query, key, value = inputs(1, 1, 1, 2048, 2048, 32)
     results = [
         na.attention(

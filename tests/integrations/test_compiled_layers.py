@@ -145,7 +145,7 @@ def padded(length: int) -> dict[str, Any]:
 PATCHES: dict[str, dict[str, Any]] = {
     "NTK": {"method": na.NTK(2.0)},
     "a window and sinks": {"window": 6, "sink": 2, "log_n": 8},
-    "a dynamic knee": {"method": na.DynamicKnee(6, 2.0, 16)},
+    "dynamic by query": {"method": na.DynamicNTK(2.0, 16, per="query")},
 }
 
 

@@ -31,7 +31,6 @@ PATCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"method": "ntk:4"}, {"method": "ntk:4"}),
     ({"method": na.NTK(4.0)}, {"method": "ntk:4"}),
     ({"method": "flat:2:logn=0.5"}, {"method": "flat:2:logn=0.5"}),
-    ({"method": na.Knee(6, 8.0)}, {"method": "knee:6:8"}),
     ({"window": 8, "sink": 2}, {"method": "original", "window": 8, "sink": 2}),
     ({"method": "ntk:2", "causal_block": 8}, {"method": "ntk:2", "causal_block": 8}),
     ({"method": "ntk:2", "attention": "eager"}, {"method": "ntk:2", "attention": "eager"}),

@@ -20,7 +20,6 @@ SCALINGS: dict[str, Any] = {
     "none": None,
     "ntk": na.NTK(4.0),
     "flat": na.FlatHeads(1),
-    "knee": na.Knee(4, 2.0),
 }
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -46,8 +45,7 @@ def run(model: Any, mask: torch.Tensor | None) -> None:
 CASES = [
     ("bloom", "none", "window"),
     ("bloom", "flat", "log n"),
-    ("bloom", "knee", "sinks"),
-    ("bloom", "knee", "log n"),
+    ("bloom", "flat", "sinks"),
     *(("bloom", "ntk", form) for form in FORMS),
     *((family, "ntk", form) for family in ("mpt", "falcon") for form in FORMS),
 ]

@@ -24,7 +24,7 @@ quiet = pytest.mark.filterwarnings("ignore")  # of exporters and runtimes
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("mpt", {"method": na.Knee(6, 5.0), "log_n": na.LogN(8, 0.5)}),
+        ("mpt", {"method": na.FlatHeads(5.0), "log_n": na.LogN(8, 0.5)}),
         ("falcon", {"method": na.NTK(4.0)}),
     ],
     ids=["mpt", "falcon"],

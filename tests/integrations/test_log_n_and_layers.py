@@ -1,4 +1,4 @@
-"""Patches with log-n factors, with scalings of some layers, and with knees that grow."""
+"""Patches with log-n factors, and with scalings of some layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def test_names_and_dicts_are_scalings(models: dict, ids: torch.Tensor) -> None:
         ("flat:8", {"method": na.FlatHeads(8.0)}),
         ("dynamic-ntk", {"method": na.DynamicNTK(2.0, length)}),
         ("original:logn=0.5", {"log_n": na.LogN(length, 0.5)}),
-        ("knee:6:5:ssmax=1", {"method": na.Knee(6, 5.0), "log_n": na.LogN(length, biased=True)}),
-        ("dynamic-knee:6:5:sequence", {"method": na.DynamicKnee(6, 5.0, length, per="sequence")}),
+        ("ntk:4:logn=1", {"method": na.NTK(4.0), "log_n": na.LogN(length)}),
         (na.NTK(4.0).to_config(), {"method": na.NTK(4.0)}),
         ({"alibi_type": "default"}, {}),
     ):

@@ -52,7 +52,6 @@ PATCHES: list[tuple[tuple[str, ...], dict[str, Any], Any, str]] = [
     ((*ENCODERS, *BUCKETS), {"attention": "traceable"}, ValueError, "attention"),
     (DECODERS, {"method": BAM, "attention": "traceable"}, ValueError, "attention"),
     (DECODERS, {"method": na.DynamicNTK(2.0, 16), "attention": "traceable"}, ValueError, "method"),
-    (DECODERS, {"method": na.DynamicKnee(6), "attention": "traceable"}, ValueError, "method"),
     (DECODERS, {"window": 8, "attention": "traceable"}, ValueError, "window"),
     (DECODERS, {"causal_block": 8, "attention": "traceable"}, ValueError, "window"),
     (ALL, {"window": 0}, ValueError, "window"),

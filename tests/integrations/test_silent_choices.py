@@ -23,7 +23,7 @@ DYNAMIC = {"alibi_type": "dynamic", "factor": 2.0}
 
 
 @pytest.mark.parametrize(
-    "method", ["dynamic-flat", "ntk:4:logn=0.5", "knee", na.DynamicNTK(2.0), DYNAMIC], ids=repr
+    "method", ["dynamic-flat", "ntk:4:logn=0.5", na.DynamicNTK(2.0), DYNAMIC], ids=repr
 )
 def test_a_training_length_that_nobody_stated_is_said_once(method: Any) -> None:
     with pytest.warns(UserWarning, match=r"^train_length is 2048, which is BLOOM's") as caught:
@@ -34,7 +34,7 @@ def test_a_training_length_that_nobody_stated_is_said_once(method: Any) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [None, "ntk:4", "knee:64:4", na.NTK(4.0), na.DynamicNTK(2.0, 64), na.KerpleLog([1.0] * 4, 1.0)],
+    [None, "ntk:4", na.NTK(4.0), na.DynamicNTK(2.0, 64), na.KerpleLog([1.0] * 4, 1.0)],
     ids=repr,
 )
 def test_a_method_without_a_training_length_says_nothing(method: Any) -> None:

@@ -46,17 +46,17 @@ def test_a_cell_of_a_long_text_shows_the_greatest_weight(tokens: int) -> None:
 
 
 def test_heads_and_methods_are_side_by_side() -> None:
-    model, text = random_model(), "in the beginning"
+    model, text, methods = random_model(), "in the beginning", [None, "ntk:8", na.FlatHeads(4.0)]
     figure = plots.attention_maps(
-        model, Letters(), text, methods=[None, "ntk:8", na.Knee(4, 2.0)], heads=[1, 4], layers=None
+        model, Letters(), text, methods=methods, heads=[1, 4], layers=None
     )
     *panels, _ = figure.axes
     titles = [axes.get_title().splitlines() for axes in panels]
     assert [place for place, _ in titles[::3]] == [
         f"layer {layer}, head {head}" for layer in (0, 1) for head in (1, 4)
     ]
-    assert [label for _, label in titles[:3]] == ["original", "ntk:8", "knee:4:2"]
-    for number, scaling in enumerate((None, na.NTK(8.0), na.Knee(4, 2.0))):
+    assert [label for _, label in titles[:3]] == ["original", "ntk:8", "flat:4"]
+    for number, scaling in enumerate((None, na.NTK(8.0), na.FlatHeads(4.0))):
         shown = panels[9 + number].images[0].get_array().filled(0.0)
         np.testing.assert_array_equal(shown, weights_of(text, scaling)[1, 3])
     assert len({axes.images[0].get_clim() for axes in panels}) == 1

@@ -48,7 +48,7 @@ def test_pictures_without_a_theme_show_the_ground_of_their_page() -> None:
         assert inline._fetch_figure_metadata(figure) is None
 
 
-@pytest.mark.parametrize("name", ["ntk:4", "flat:8", "dynamic-ntk", "knee:16:4"])
+@pytest.mark.parametrize("name", ["ntk:4", "flat:8", "dynamic-ntk", "max-bias:2"])
 def test_a_scaling_has_its_name_in_pictures(name: str) -> None:
     scaling = parse_method(name, 2048).scaling
     assert labelled([scaling]) == {name: scaling}

@@ -17,7 +17,6 @@ from refusals import Table, cases, check_line
 REFUSED: Table = {
     "plots.slopes": (plots.slopes, {"num_heads": 4}, [
         ("num_heads", ValueError, {"num_heads": 0}),
-        ("scaling", ValueError, {"scalings": na.Knee(4, 2.0)}),
         ("scaling", TypeError, {"scalings": na.NTK}),
         ("ax", TypeError, {"ax": 3}),
     ]),

@@ -27,13 +27,13 @@ def test_log_n_takes_key_norms() -> None:
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.5, (0.0, 0.5, 1.0, 2.0)], ids=str)
-@pytest.mark.parametrize("form", ["none", "linear", "knee", "dense"])
+@pytest.mark.parametrize("form", ["none", "linear", "dynamic", "dense"])
 def test_scores_of_any_strength_are_the_reference(isa: str, form: str, strength: Any) -> None:
     query, key, value = inputs(2, 4, 2, 33, 70, 16)
     biases: dict[str, Any] = {
         "none": None,
         "linear": na.ALiBi(4),
-        "knee": na.ALiBi(4, na.DynamicKnee(9, 4.0, 16)),
+        "dynamic": na.ALiBi(4, na.DynamicNTK(4.0, 16, per="query")),
         "dense": np.random.default_rng(0).standard_normal((33, 70)).astype(np.float32),
     }
     bias = biases[form]

@@ -58,7 +58,7 @@ def test_a_name_that_no_bias_can_follow_is_refused(call: str) -> None:
         "dynamic-flat": r"scaling must have a training length here.*pass .*train_length=2048\), or",
         "ntk:4:logn=0.5": "scaling must be a scaling without a factor of scores, got 'ntk",
         "original:logn=1": "scaling must be a scaling without a factor of scores",
-        "knee": "start in 'knee' must be given where the training length is unknown",
+        "knee": "got 'knee': use ntk:FACTOR or flat:FACTOR",
     }
     for name, message in refused.items():
         with pytest.raises(ValueError, match=message):

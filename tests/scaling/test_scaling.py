@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import pickle
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -11,22 +9,6 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-
-#: `test_conformance.py` has all scalings of slopes.
-KNEES = [
-    na.Knee(1024, 28.0),
-    na.DynamicKnee(64, 3.5, 1024, per="sequence"),
-    na.Knee(64, 5.0, layers={4, 2}),
-]
-
-
-@pytest.mark.parametrize("knee", KNEES, ids=repr)
-def test_knees_are_values_with_a_config(knee: Any) -> None:
-    assert isinstance(knee, na.Scaling)
-    assert pickle.loads(pickle.dumps(knee)) == knee
-    assert eval(repr(knee), vars(na)) == knee
-    assert hash(pickle.loads(pickle.dumps(knee))) == hash(knee)
-    assert na.scaling_from_config(knee.to_config()) == knee
 
 
 def test_configs_in_the_manner_of_transformers() -> None:
@@ -40,12 +22,6 @@ def test_configs_in_the_manner_of_transformers() -> None:
         ({"alibi_type": "flat_heads", "factor": 8}, na.FlatHeads(8.0)),
         ({"alibi_type": "dynamic_flat_heads", "factor": 3, **length}, na.DynamicFlatHeads(3, 1024)),
         ({"alibi_type": "max_bias", "factor": 2}, na.MaxBias(2.0)),
-        ({"alibi_type": "knee", "start": 1024, "factor": 28}, na.Knee(1024, 28.0)),
-        ({"alibi_type": "knee", "start": 0, "factor": math.inf}, na.Knee(0, math.inf)),
-        (
-            {"alibi_type": "dynamic_knee", "start": 64, "factor": 7, **length},
-            na.DynamicKnee(64, 7.0, 1024),
-        ),
     ]:
         assert na.scaling_from_config(config) == scaling
 
@@ -66,7 +42,6 @@ def test_configs_of_btlm_and_jais() -> None:
         na.DynamicNTK(),
         na.DynamicInterpolation(),
         na.DynamicFlatHeads(),
-        na.DynamicKnee(8),
     ],
     ids=repr,
 )
@@ -112,6 +87,6 @@ def test_the_flattest_heads_are_flattened_and_no_other(heads: int, flat: int) ->
 
 
 def test_scalings_are_frozen() -> None:
-    for scaling in (na.NTK(4.0), na.DynamicNTK(), na.Knee(4, 2.0)):
+    for scaling in (na.NTK(4.0), na.DynamicNTK()):
         with pytest.raises(FrozenInstanceError):
             scaling.factor = 3.0

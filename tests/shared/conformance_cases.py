@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -57,27 +56,6 @@ def _tokens(scaling: Any, place: Place) -> Any:
     if place.same_segment is not None:
         return (place.same_segment & real[:, None]).sum(2).numpy()
     return real.sum(1).numpy()
-
-
-def knee_bias(place: Place, slopes: torch.Tensor, start: int, factor: Any) -> torch.Tensor:
-    """Return -m (min(|d|, w) + max(|d| - w, 0) / G) on both sides."""
-    near = place.distance.abs().clamp(max=start)
-    return -heads(slopes) * (near + (place.distance.abs() - near) / factor)
-
-
-def knee_by_length(knee: na.DynamicKnee) -> Any:
-    """Return a function for the dense form of a knee with the factor of `DynamicKnee`."""
-
-    def written(place: Place) -> torch.Tensor:
-        factor = constant(_tokens(knee, place)) * knee.rate / knee.train_length
-        factor = factor.clamp(min=1.0)[:, None]
-        factor = factor[..., None] if factor.ndim == 3 else factor[..., None, None]
-        slopes = heads(constant(na.alibi_slopes(HEADS)))
-        far_slopes = (slopes / factor).float().double()  # standard slopes are float32
-        near = place.distance.abs().clamp(max=knee.start)
-        return -slopes * near - far_slopes * (place.distance.abs() - near)
-
-    return written
 
 
 def own(place: Place, slopes: torch.Tensor) -> torch.Tensor:
@@ -158,8 +136,6 @@ def _slopes(slopes: Any) -> dict[str, Any]:
 
 
 _DYNAMIC = na.DynamicNTK(2.0, 32)
-_KNEE = na.DynamicKnee(6, rate=4.0, train_length=16)
-_KNEE_OF_ROWS = na.DynamicKnee(6, rate=4.0, train_length=16, per="sequence")
 
 #: What all forget gates have.
 GATES: Any = {"causal": True, "at_the_end": True}
@@ -186,27 +162,6 @@ CASES = {
         alibi(sides="symmetric", exempt=5),
         lambda place, x: exempted(place, own(place, x), 5),
         (("B", "H"),),
-    ),
-    "ALiBi, knee": Case(
-        alibi(na.Knee(6, 8.0)),
-        lambda place: knee_bias(place, constant(na.alibi_slopes(HEADS)), 6, 8.0),
-        causal=True,
-    ),
-    "ALiBi, dynamic knee": Case(alibi(_KNEE), knee_by_length(_KNEE), causal=True),
-    "ALiBi, dynamic knee per sequence": Case(
-        alibi(_KNEE_OF_ROWS, sides="symmetric"), knee_by_length(_KNEE_OF_ROWS)
-    ),
-    "ALiBi, own slopes, clamped, exempt": Case(
-        alibi(na.Knee(9, math.inf), sides="symmetric", exempt=5),
-        lambda place, x: exempted(place, knee_bias(place, x, 9, math.inf), 5),
-        (("B", "H"),),
-    ),
-    "ALiBi, two sides steeper from a knee on": Case(
-        alibi(na.Knee(11, 0.25), sides="two_slopes"),
-        lambda place, x, y: torch.where(
-            place.distance > 0, knee_bias(place, x, 11, 0.25), knee_bias(place, y, 11, 0.25)
-        ),
-        (("B", "H", "Q"), ("H",)),
     ),
     "BiALiBi": Case(na.BiALiBi, little, (("H",),) * 3),
     **{name: of_case(name) for name in BIAS_CASES},

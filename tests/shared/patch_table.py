@@ -31,10 +31,6 @@ def dynamic(plain: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.stack([na.reference.ntk_slopes(plain, factor) for factor in factors], axis=-1)
 
 
-def compressed(distance: np.ndarray, counts: Any, factor: Any = 5.0) -> np.ndarray:
-    return np.where(distance <= 6, distance, 6 + (distance - 6) / factor)
-
-
 def kerple(heads: int) -> tuple[np.ndarray, np.ndarray]:
     return R1[:heads], R2[:heads]
 
@@ -66,13 +62,6 @@ SCALINGS = {
     ),
     "maximum": choice(na.MaxBias(4.0), slopes=lambda x, _: na.reference.max_bias_slopes(x, 4.0)),
     "dynamic": choice(na.DynamicNTK(2.0, 8), slopes=dynamic, whole=True),
-    "knee": choice(na.Knee(6, 5.0), compress=compressed),
-    "dynamic knee": choice(
-        na.DynamicKnee(6, rate=4.0, train_length=8),
-        compress=lambda distance, counts: compressed(
-            distance, counts, np.maximum(4.0 * counts / 8, 1)
-        ),
-    ),
     "own bias": Choice(
         lambda heads: na.KerpleLog(*kerple(heads)),
         lambda heads: Meaning(bias=functools.partial(own_bias, heads=heads)),
@@ -160,7 +149,7 @@ REMOTE, TOYS = of_kind("encoder", "remote decoder"), ("toy", "toy, causal")
 BUCKETS = of_kind("both", "buckets")
 COLUMN_POSITIONS = [name for name, family in FAMILIES.items() if family.layout.columns]
 OWN = ("own bias", "own bias in a layer")
-DYNAMIC = ("dynamic", "dynamic knee")
+DYNAMIC = ("dynamic",)
 LIMITS = ("window", "window and sinks", "blocks")
 WINDOW_CACHES = ("pieces, window", "generate, window")
 
@@ -169,7 +158,6 @@ IMPOSSIBLE: tuple[tuple[dict[str, Collection[str]], str], ...] = (
     ({"family": BUCKETS, "scaling": but("scaling", "plain", *OWN)}, "no slopes to scale"),
     ({"family": BUCKETS, "option": but("option", "none", "window")}, "refused"),
     ({"family": BOTH, "scaling": ["own bias in a layer"]}, "each stack counts its layers"),
-    ({"family": ENCODERS, "scaling": ["dynamic knee"]}, "refused"),
     ({"family": ENCODERS, "option": LIMITS}, "refused"),
     (
         {"family": COLUMN_POSITIONS, "option": LIMITS, "padding": ["holes"]},

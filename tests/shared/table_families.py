@@ -64,7 +64,6 @@ class Meaning:
 
     Args:
         slopes: makes slopes (heads,) or (heads, queries) of plain ones and of counts (queries,).
-        compress: returns distances for distances and counts (queries, 1).
         bias: makes values (heads, queries, keys) of distances, in the place of the model's bias.
         whole: counts are of the row's tokens, not of the tokens up to each query.
         layers: the layers with these slopes, distances or values; the others are stock.
@@ -73,7 +72,6 @@ class Meaning:
     """
 
     slopes: Values | None = None
-    compress: Values | None = None
     bias: Callable[[np.ndarray], np.ndarray] | None = None
     whole: bool = False
     layers: Collection[int] | None = None
@@ -175,12 +173,9 @@ class Oracle:
             bias = self._learned(path, torch.from_numpy(distance).long(), causal)
         else:
             slopes = na.reference.alibi_slopes(heads)
-            length = abs(distance)
             if applies and meaning.slopes:
                 slopes = meaning.slopes(slopes, counts)
-            if applies and meaning.compress:
-                length = meaning.compress(length, counts[:, None])
-            bias = torch.from_numpy(-slopes.reshape(heads, -1, 1) * length)
+            bias = torch.from_numpy(-slopes.reshape(heads, -1, 1) * abs(distance))
         if layout.divided and not (applies and meaning.bias):
             bias = bias / (self.model.config.hidden_size // heads) ** 0.5
         times = torch.ones(heads, count, 1, dtype=bias.dtype)

@@ -10,7 +10,6 @@ from studies.schemes.decoder import Decoder
 from studies.schemes.schemes import SCHEMES, AttentionView, LayerShape
 
 import ntk_alibi as na
-from ntk_alibi.scaling import split_knee
 
 pytestmark = pytest.mark.slow  # of a program beside the package
 
@@ -89,7 +88,6 @@ def by_torch(
         AttentionView(window=7),
         AttentionView(scaling=na.NTK(4.0)),
         AttentionView(scaling=na.FlatHeads(8.0)),
-        AttentionView(scaling=na.Knee(16, factor=14.0)),
     ],
     ids=str,
 )
@@ -97,11 +95,7 @@ def test_alibi_is_torch_attention_with_a_dense_bias(view: AttentionView) -> None
     model, tokens = decoder("alibi", length=2048), some_tokens()  # long enough for BLOOM's slopes
     model.view = view
     distance = torch.arange(40)[:, None] - torch.arange(40)
-    scaling, knee = split_knee(view.scaling)
-    read = distance.double()
-    if knee is not None:
-        read = read.clamp(max=16) + (read - 16).clamp(min=0) / 14.0
-    bias = -torch.tensor(na.alibi_slopes(4, scaling))[:, None, None] * read.float()
+    bias = -torch.tensor(na.alibi_slopes(4, view.scaling))[:, None, None] * distance
     if view.window is not None:
         bias = bias.masked_fill(distance >= view.window, -torch.inf)
     torch.testing.assert_close(model(tokens), by_torch(model, tokens, bias), rtol=0, atol=1e-5)

@@ -51,7 +51,7 @@ def test_each_masked_token_is_told_once_elsewhere(length: int) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_view_scales_the_slopes(rule: str) -> None:
     positions = EncoderTraining(TINY).model.layers[0].positions
-    scaling = parse_method(RULES[rule].method(4, 48), 48).scaling
+    scaling = parse_method(RULES[rule].method(4), 48).scaling
     arguments = positions(torch.zeros(1, 192, 32), AttentionView(scaling=scaling))
     query, key, value = torch.randn(3, 1, 2, 192, 16, generator=torch.Generator().manual_seed(0))
     slopes = np.ravel(na.alibi_slopes(2, scaling, lengths=[192]))

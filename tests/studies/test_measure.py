@@ -35,7 +35,6 @@ def test_each_case_and_window_is_read_once_and_the_same_text_ends_it(
         "pi/2",
         "ntk/2",
         "flat/2",
-        "knee/2",
         "flat-log-n/2",
     ]
 

@@ -14,7 +14,7 @@ from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.base import BiasObject
 from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.parameters import parameter
-from ntk_alibi.biases.scaled_bias import bias_for_counts, token_counts, with_knee
+from ntk_alibi.biases.scaled_bias import bias_for_counts, token_counts
 from ntk_alibi.biases.slopes import (
     SIDES,
     ModelSlopes,
@@ -25,12 +25,7 @@ from ntk_alibi.biases.slopes import (
 )
 from ntk_alibi.masks import Problem
 from ntk_alibi.methods import as_scaling
-from ntk_alibi.scaling import (
-    AnyScaling,
-    Scaling,
-    is_constant,
-    split_knee,
-)
+from ntk_alibi.scaling import AnyScaling, Scaling, is_constant
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,13 +45,10 @@ class ALiBi(BiasObject):
       number of heads.
     - `sides="two_slopes"`: separate left and right slopes, passed as a pair.
 
-    With a `Knee`, distances beyond its start count less (or more, with a factor below 1).
-
     Args:
         num_heads: H >= 1.
         scaling: a scaling of the standard slopes, its dict, the name of a method such as "ntk:4",
-            or None. With `slopes` only a `Knee` is allowed,
-            which does not change slopes.
+            or None. With `slopes` it must be None.
         slopes: slopes instead of the standard ones: a floating array or tensor of shape (heads,),
             (batch, heads) or (batch, heads, queries), or for "two_slopes" a pair (left, right).
             Learned slopes are usually sigmoid(x) of a parameter x ~ N(-2, 1). +inf hides a head's
@@ -102,7 +94,7 @@ class ALiBi(BiasObject):
                 f"slopes must be one array or list for sides={self.sides!r}, got a tuple: a pair "
                 "(left, right) needs sides='two_slopes'"
             )
-        if slopes is not None and split_knee(scaling)[0] is not None:
+        if slopes is not None and scaling is not None:
             raise ValueError(
                 "scaling must be None when slopes are given: a scaling stretches standard slopes "
                 "only"
@@ -159,11 +151,7 @@ class ALiBi(BiasObject):
 
             bias = traced_alibi(like, problem, self.num_heads, scaling, self.sides)
             return bias._replace(exempt=self.exempt)
-        knee = split_knee(scaling)[1]
-        bias = KernelBias(*self._given_slopes(like), exempt=self.exempt)
-        if knee is None:
-            return bias
-        return with_knee(bias.checked(problem), knee.for_lengths(token_counts(knee, problem)))
+        return KernelBias(*self._given_slopes(like), exempt=self.exempt)
 
     def _given_slopes(self, like: Any) -> tuple[Any, Any]:
         left, right = (with_axes(parameter(x, like, name="slopes")) for x in self.parameters)
@@ -216,10 +204,7 @@ class ModelALiBi(BiasObject):
         if self.sides != "falling":
             return bias_from_rule(self.rule, self.scaling, self.sides, problem)
         both = bias_from_rule(self.rule, self.scaling, "symmetric", problem)
-        ahead = {"right": -both.left}
-        if both.far_left is not None:
-            ahead["far_right"] = -both.far_left
-        return both._replace(**ahead, core=None)
+        return both._replace(right=-both.left, core=None)
 
 
 class ConstantSlopes(NamedTuple):
@@ -268,7 +253,6 @@ def _static_bias(
     It is kept because making it takes longer than attention over few tokens.
     """
     bias = bias_for_counts(rule, scaling, sides, None, exempt)
-    bias.check_far_slopes()
     for side in bias.slopes.values():
         side.flags.writeable = False
     return bias._replace(core=bias.in_core())

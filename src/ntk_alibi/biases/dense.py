@@ -16,7 +16,7 @@ from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.masks import Problem
 from ntk_alibi.methods import as_scaling
-from ntk_alibi.scaling import AnyScaling, is_dynamic, split_knee
+from ntk_alibi.scaling import AnyScaling, is_dynamic
 
 
 def build_alibi_tensor(
@@ -69,7 +69,6 @@ def build_alibi_tensor(
     name = _checks.floating_dtype(dtype, (*_arrays.CORE_DTYPES, "float64"))
     chosen = as_scaling(scaling)
     _checks.choice("anchor", anchor, ("first", "last"))
-    check_key_only(chosen)
     batch, key_length = mask.shape
     lengths = mask.sum(axis=1, dtype=np.int64) if is_dynamic(chosen) else None
     slopes = ModelSlopes(heads).slopes(chosen, lengths)
@@ -79,16 +78,6 @@ def build_alibi_tensor(
     return cast("ArrayT", backend.convert(_filled(write, shape, name, out, backend)))
 
 
-def check_key_only(scaling: Any) -> None:
-    """Check that a scaling allows a bias that depends on the key only."""
-    if split_knee(scaling)[1] is not None:
-        raise ValueError(
-            "scaling must not be a knee here, where all queries share one bias: beyond the knee it "
-            f"is no longer a number per query plus one per key; got {_checks.briefly(scaling)}. "
-            "ALiBi(num_heads, scaling) and patch(...) take it"
-        )
-
-
 def dense_bias(
     bias: KernelBias, problem: Problem, dtype: str, out: Array | None, backend: Backend
 ) -> Array:
@@ -96,7 +85,7 @@ def dense_bias(
 
     Under a causal mask keys ahead of the query get -inf.
     """
-    if bias.left is not None and bias.far_left is None and not bias.exempt:
+    if bias.left is not None and not bias.exempt:
         shape = (max(bias.left.shape[0], bias.right.shape[0]), *problem.shape[1:])
         hidden = np.full((1, 1, 1), np.inf, np.float32)
         write = partial(

@@ -15,11 +15,11 @@ import numpy as np
 from ntk_alibi import _arrays, _checks, _core
 from ntk_alibi._backends import NUMPY, backend_of, readable
 from ntk_alibi._torch_state import has_values, is_tracing
-from ntk_alibi.biases.parameters import check_no_nan, parameter, to_tensor
+from ntk_alibi.biases.parameters import parameter, to_tensor
 from ntk_alibi.masks import Cut, Problem
 
-#: The fields with slopes, up to a knee and beyond.
-SLOPES = ("left", "right", "far_left", "far_right")
+#: The fields with slopes.
+SLOPES = ("left", "right")
 
 #: The fields with arrays or tensors.
 ARRAYS = (*SLOPES, "first", "table", "sums", "dense")
@@ -34,8 +34,6 @@ class KernelBias(NamedTuple):
     Formula, with d = position(i) - position(j)::
 
         slopes: bias(i, j) = -left_i d for d > 0,  right_i d for d < 0,  0 for d = 0
-        knee:   bias(i, j) = -left_i min(d, knee) - far_left_i max(d - knee, 0) for d > 0,
-                and likewise with the right slopes for d < 0
         table:  bias(i, j) = table[d - table_begin]
         sums:   bias(i, j) = sums[K - Q + i] - sums[j]
         dense:  bias(i, j) = dense[i, j]
@@ -49,9 +47,6 @@ class KernelBias(NamedTuple):
         exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
         core: the core's object for the same bias, if it was built before, or None.
-        far_left, far_right: slopes beyond the distance `knee`, in the shapes of left and right;
-            finite, and without effect on a hidden side. None for a bias without a knee.
-        knee: an integer >= 0.
 
     Raises:
         TypeError, ValueError: in `attention`, the bias does not suit the call.
@@ -83,9 +78,6 @@ class KernelBias(NamedTuple):
     exempt: int = 0
     first: Any = None
     core: _core.Bias | None = None
-    far_left: Any = None
-    far_right: Any = None
-    knee: int = 0
 
     @property
     def slopes(self) -> dict[str, Any]:
@@ -136,7 +128,7 @@ class KernelBias(NamedTuple):
             return self
         names = ("left", "table", "sums", "dense")
         kinds = [name for name in names if getattr(self, name) is not None]
-        if len(kinds) > 1 or tuple(self.slopes) not in ((), SLOPES[:2], SLOPES):
+        if len(kinds) > 1 or tuple(self.slopes) not in ((), SLOPES):
             given = [*self.slopes, *(kind for kind in kinds if kind not in SLOPES)]
             raise ValueError(
                 "kernel_bias must give one kind of bias, slopes as left and right, got "
@@ -166,26 +158,20 @@ class KernelBias(NamedTuple):
 
     def _check_slopes(self, shape: tuple[int, ...]) -> None:
         batch, _, queries, _ = shape
-        for left, right in ((self.left, self.right), (self.far_left, self.far_right)):
-            if left is None:
-                continue
-            if left.shape[0] != right.shape[0] and left.shape[0] != 1 and right.shape[0] != 1:
+        left, right = self.left, self.right
+        if left.shape[0] != right.shape[0] and left.shape[0] != 1 and right.shape[0] != 1:
+            raise ValueError(
+                f"slopes must have one batch size, got {left.shape[0]} on the left and "
+                f"{right.shape[0]} on the right"
+            )
+        for side in (left, right):
+            if side.shape[2] != 1 and side.shape[2] != queries:
+                raise ValueError(f"slopes must be given for {queries} queries, got {side.shape[2]}")
+            _check_heads("slopes", side.shape[1], shape)
+            if side.shape[0] != 1 and side.shape[0] != batch:
                 raise ValueError(
-                    f"slopes must have one batch size, got {left.shape[0]} on the left and "
-                    f"{right.shape[0]} on the right"
+                    f"slopes must be for 1 row or the batch of {batch}, got {side.shape[0]}"
                 )
-            for side in (left, right):
-                if side.shape[2] != 1 and side.shape[2] != queries:
-                    raise ValueError(
-                        f"slopes must be given for {queries} queries, got {side.shape[2]}"
-                    )
-                _check_heads("slopes", side.shape[1], shape)
-                if side.shape[0] != 1 and side.shape[0] != batch:
-                    raise ValueError(
-                        f"slopes must be for 1 row or the batch of {batch}, got {side.shape[0]}"
-                    )
-        _checks.integer("knee", self.knee, minimum=0)
-        self.check_far_slopes()
 
     def _check_sums(self, problem: Problem) -> None:
         batch, heads, queries, keys = problem.shape
@@ -210,12 +196,6 @@ class KernelBias(NamedTuple):
                     "query_segment_ids must not give a segment more queries than keys with forget "
                     f"gates, got {queries} and {keys}"
                 )
-
-    def check_far_slopes(self) -> None:
-        """Check that slopes beyond a knee, if there are any in main memory, are finite."""
-        for side in filter(_arrays.is_array, (self.far_left, self.far_right)):
-            if backend_of(side).in_main_memory:
-                check_no_nan("slopes beyond the knee (slope / factor)", abs(side))
 
     def cut(self, cut: Cut, shape: tuple[int, ...]) -> KernelBias:
         """Return the bias of a part of a problem.
@@ -285,12 +265,7 @@ class KernelBias(NamedTuple):
         none_left, none_right = (xp.isinf(side)[..., None] for side in (self.left, self.right))
         left = xp.where(none_left, 0.0, self.left[..., None])
         right = xp.where(none_right, 0.0, self.right[..., None])
-        if self.far_left is None:
-            values = xp.where(behind, -left, right) * distance
-        else:
-            far = xp.where(behind, self.far_left[..., None], self.far_right[..., None])
-            near = xp.clip(abs(distance), None, self.knee)
-            values = 0.0 - xp.where(behind, left, right) * near - far * (abs(distance) - near)
+        values = xp.where(behind, -left, right) * distance
         if self.exempt:
             exempt = queries[..., :, None] < self.exempt
             exempt = (exempt | (keys[..., None, :] < self.exempt))[:, None]
@@ -307,11 +282,9 @@ class KernelBias(NamedTuple):
         if dense is not None:
             dense = np.require(_checks.as_float32("bias", dense), np.float32, ["ALIGNED"])
             dense = dense[(None,) * (4 - dense.ndim)]
-        given = self.left, self.right, self.far_left, self.far_right, self.table, self.sums
-        left, right, *far, table, sums = (None if x is None else readable(x) for x in given)
-        return _core.Bias(
-            left, right, far[0], far[1], self.knee, table, self.table_begin, sums, dense
-        )
+        given = self.left, self.right, self.table, self.sums
+        left, right, table, sums = (None if x is None else readable(x) for x in given)
+        return _core.Bias(left, right, table, self.table_begin, sums, dense)
 
 
 def check_covered(begin: int, size: int, seen: tuple[int, int]) -> None:

@@ -16,7 +16,7 @@ from ntk_alibi._backends import backend_of
 from ntk_alibi._torch_state import has_values
 from ntk_alibi.biases.parameters import check_floating
 from ntk_alibi.methods import as_scaling
-from ntk_alibi.scaling import AnyScaling, Floats, Scaling, is_dynamic, split_knee
+from ntk_alibi.scaling import AnyScaling, Floats, Scaling, is_dynamic
 from ntk_alibi.scaling.static import USUAL_MAX_BIAS, alibi_exponents
 
 if TYPE_CHECKING:
@@ -148,8 +148,7 @@ def alibi_slopes(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, lengths are missing, or the scaling is a `Knee`,
-            with which a head has two slopes.
+        ValueError: an argument is out of range, or lengths are missing.
 
     Example:
         >>> import ntk_alibi as na
@@ -237,8 +236,8 @@ class ModelSlopes:
     def slopes(
         self, scaling: Scaling | None, lengths: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
-        """Return float32 slopes, (1 or batch, heads, 1 or queries); with a knee, up to the knee."""
-        slopes = scaled_slopes(self._exponents(), split_knee(scaling)[0], lengths)
+        """Return float32 slopes, (1 or batch, heads, 1 or queries)."""
+        slopes = scaled_slopes(self._exponents(), scaling, lengths)
         result: NDArray[np.float32] = with_axes(slopes / np.float32(self.slope_divisor))
         return result
 
@@ -248,7 +247,7 @@ class ModelSlopes:
         MPT stores b as `alibi_bias_max`, GGUF as `max_alibi_bias`. Slopes may be off by a
         millionth.
         """
-        if is_dynamic(scaling) or split_knee(scaling)[1] is not None:
+        if is_dynamic(scaling):
             return None
         usual = alibi_exponents(self.heads)
         scaled = self._exponents()

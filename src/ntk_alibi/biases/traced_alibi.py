@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from ntk_alibi._backends import backend_of
-from ntk_alibi.biases.kernel_bias import SLOPES, KernelBias
+from ntk_alibi.biases.kernel_bias import KernelBias
 from ntk_alibi.biases.scaled_bias import bias_for_counts, token_counts
 from ntk_alibi.biases.slopes import ModelSlopes, Sides
 from ntk_alibi.masks import Problem, SegmentIds
@@ -23,7 +23,6 @@ from ntk_alibi.scaling import (
     is_dynamic,
     scaling_from_config,
     scaling_to_config,
-    split_knee,
 )
 
 
@@ -50,20 +49,17 @@ def traced_alibi(
     )
     config = _as_text(tuple(parameters))
     if not is_dynamic(scaling):
-        sides_of_heads = _static_slopes(heads, config, sides)
-        slopes = [
+        left, right = (
             torch.tensor(side, dtype=torch.float32, device=like.device)[None, :, None]
-            for side in sides_of_heads
-        ]
+            for side in _static_slopes(heads, config, sides)
+        )
     else:
         given = (problem.key_padding_mask, problem.query_positions, problem.key_positions)
         given = (*given, *(problem.segment_ids or (None, None)))
         tensors = [None if x is None else backend_of(like).convert(x) for x in given]
         unmapped = torch.empty(0, device=like.device)  # the operator has no rule for vmap
-        slopes = _dynamic_slopes(unmapped, *tensors, problem.shape, heads, config, sides)
-    knee = split_knee(scaling)[1]
-    by_name: dict[str, Any] = dict(zip(SLOPES[: len(slopes)], slopes, strict=True))
-    return KernelBias(**by_name, knee=0 if knee is None else knee.start)
+        left, right = _dynamic_slopes(unmapped, *tensors, problem.shape, heads, config, sides)
+    return KernelBias(left, right)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -73,7 +69,7 @@ def _as_text(config: tuple[tuple[str, Any], ...]) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _static_slopes(num_heads: int, config: str, sides: Sides) -> tuple[tuple[float, ...], ...]:
-    """Return the slopes (heads,) of each side, with a knee also beyond it."""
+    """Return the slopes (heads,) of each side."""
     scaling = scaling_from_config(json.loads(config))
     bias = bias_for_counts(ModelSlopes(num_heads), scaling, sides, None)
     return tuple(tuple(side.ravel().tolist()) for side in bias.slopes.values())
@@ -84,9 +80,9 @@ def _static_slopes(num_heads: int, config: str, sides: Sides) -> tuple[tuple[flo
     mutates_args=(),
     schema="(Tensor like, Tensor? key_padding_mask, Tensor? query_positions, "
     "Tensor? key_positions, Tensor? query_segment_ids, Tensor? segment_ids, SymInt[] shape, "
-    "int num_heads, str config, str sides) -> Tensor[]",
+    "int num_heads, str config, str sides) -> (Tensor, Tensor)",
 )
-def _dynamic_slopes(like: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
+def _dynamic_slopes(like: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *tensors, shape, num_heads, config, sides = inputs
     real, at_queries, at_keys, *ids = (None if x is None else x.cpu().numpy() for x in tensors)
     problem = Problem(
@@ -99,17 +95,15 @@ def _dynamic_slopes(like: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
     scaling = scaling_from_config(json.loads(config))
     counts = token_counts(scaling, problem)
     bias = bias_for_counts(ModelSlopes(num_heads), scaling, sides, counts)
-    slopes: list[torch.Tensor] = _slopes_like(like, *inputs)
+    slopes: tuple[torch.Tensor, torch.Tensor] = _slopes_like(like, *inputs)
     for place, side in zip(slopes, bias.slopes.values(), strict=True):
         place.copy_(torch.from_numpy(side))
     return slopes
 
 
 @_dynamic_slopes.register_fake
-def _slopes_like(like: torch.Tensor, *inputs: Any) -> list[torch.Tensor]:
-    """Return empty tensors (batch, heads, 1 or queries), with a knee for both of its sides."""
-    *_, ids, shape, num_heads, config, _ = inputs
-    scaling = scaling_from_config(json.loads(config))
+def _slopes_like(like: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return empty tensors (batch, heads, 1 or queries) for both sides."""
+    *_, ids, shape, num_heads, _, _ = inputs
     place = shape[0], num_heads, 1 if ids is None else shape[2]
-    count = 2 if split_knee(scaling)[1] is None else 4
-    return [like.new_empty(place, dtype=torch.float32) for _ in range(count)]
+    return like.new_empty(place, dtype=torch.float32), like.new_empty(place, dtype=torch.float32)

@@ -31,7 +31,6 @@ class AttentionGradients:
     Attributes:
         query, key, value: gradients of the inputs, in their shapes and dtypes.
         left, right: gradients of a linear bias's slopes, (batch, heads, queries), or None.
-        far_left, far_right: gradients of the slopes beyond a knee, or None.
         dense: gradient of a dense bias, (batch, heads, queries, keys), or None.
         table: gradient of a bias over distance, (heads, distances), float64, or None. The first
             distance is `table_begin`; the chain rule gives the gradients of the bias's parameters.
@@ -49,8 +48,6 @@ class AttentionGradients:
     table_begin: int = 0
     sums: NDArray[np.float64] | None = None
     first: NDArray[np.float32] | None = None
-    far_left: NDArray[np.float32] | None = None
-    far_right: NDArray[np.float32] | None = None
 
 
 class ForwardResults(NamedTuple):

@@ -68,7 +68,6 @@ KINDS = {
     "dynamic-interpolation": (HUES[3], "D", "--"),
     "flat": (HUES[4], "^", "-"),
     "dynamic-flat": (HUES[5], "P", "--"),
-    "knee": (HUES[7], ">", "-."),
 }
 
 #: Lines of the second method of a kind and later ones, which stay visible where curves agree.

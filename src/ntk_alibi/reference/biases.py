@@ -53,20 +53,6 @@ def symmetric_bias(slopes: ArrayLike, query_length: int, key_length: int) -> Flo
     )
 
 
-def knee_bias(
-    slopes: ArrayLike, start: float, factor: float, query_length: int, key_length: int
-) -> Floats:
-    """Return ALiBi with a knee at distance start, (1, heads, queries, keys).
-
-    The bias is `-m_h |i - j|` up to start and `-m_h (start + (|i - j| - start) / a)` beyond, with
-    factor a: leaky ReRoPE's positions (Su 2023) in ALiBi. With an infinite factor the distances are
-    `min(|i - j|, start)`, as in LM-Infinite (Han et al. 2023, arXiv 2308.16137).
-    """
-    d = np.abs(distances(query_length, key_length))
-    positions = np.where(d <= start, d, start + (d - start) / factor)
-    return -np.asarray(slopes, np.float64)[None, :, None, None] * positions
-
-
 def halves_bias(
     left_slopes: ArrayLike, right_slopes: ArrayLike, query_length: int, key_length: int
 ) -> Floats:

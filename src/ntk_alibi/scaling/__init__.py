@@ -9,8 +9,7 @@ two, NTK-ALiBi's weights are the published (h - 1)/(H - 1). For other head count
 formula: the steepest slope is unchanged, the flattest is divided by a, and the order of the heads
 is kept. Dynamic scalings compute a, one for each text, from its number of tokens.
 
-Any object with the method of `Scaling` is a scaling. `Knee` and `DynamicKnee` scale distances
-instead of slopes.
+Any object with the method of `Scaling` is a scaling.
 """
 
 from ntk_alibi.scaling.base import (
@@ -30,7 +29,6 @@ from ntk_alibi.scaling.config import (
     scaling_to_config,
 )
 from ntk_alibi.scaling.dynamic import DynamicFlatHeads, DynamicInterpolation, DynamicNTK
-from ntk_alibi.scaling.knee import DynamicKnee, Knee, KneeShape, split_knee
 from ntk_alibi.scaling.static import NTK, FlatHeads, Interpolation, MaxBias
 
 __all__ = [
@@ -41,13 +39,10 @@ __all__ = [
     "AnyScaling",
     "DynamicFlatHeads",
     "DynamicInterpolation",
-    "DynamicKnee",
     "DynamicNTK",
     "FlatHeads",
     "Floats",
     "Interpolation",
-    "Knee",
-    "KneeShape",
     "MaxBias",
     "Scaling",
     "checked_scaling",
@@ -55,6 +50,5 @@ __all__ = [
     "is_dynamic",
     "scaling_from_config",
     "scaling_to_config",
-    "split_knee",
     "trained_at",
 ]

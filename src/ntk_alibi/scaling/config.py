@@ -7,11 +7,10 @@ from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
-from ntk_alibi import _checks
+from ntk_alibi import _checks, _names
 from ntk_alibi.scaling import dynamic, static
 from ntk_alibi.scaling.base import CONFIG_KEYS, OPTIONAL, Scaling
 from ntk_alibi.scaling.dynamic import DynamicInterpolation
-from ntk_alibi.scaling.knee import DynamicKnee, Knee
 from ntk_alibi.scaling.static import Interpolation
 
 
@@ -22,10 +21,10 @@ def _defined_in(module: ModuleType) -> list[Any]:
 
 
 #: Scalings with a constant factor, by `alibi_type`.
-STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(static), Knee)}
+STATIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in _defined_in(static)}
 
 #: Scalings whose factor grows with the text, by `alibi_type`.
-DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in (*_defined_in(dynamic), DynamicKnee)}
+DYNAMIC_TYPES: dict[str, Any] = {x.alibi_type: x for x in _defined_in(dynamic)}
 
 #: The `alibi_type` for no scaling.
 DEFAULT = "default"
@@ -44,7 +43,6 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
 
     - "default": no scaling, no other keys.
     - "linear" (`Interpolation`), "ntk", "flat_heads", "max_bias": `factor`.
-    - "knee": `start` and `factor`.
     - "dynamic" (`DynamicNTK`), "dynamic_linear", "dynamic_flat_heads": `factor`, which is the
       rate; optional `original_max_position_embeddings`, which is the training length.
 
@@ -75,7 +73,8 @@ def scaling_from_config(config: Mapping[str, Any]) -> Scaling | None:
             f"type; 'alibi_type' is missing in {_checks.briefly(config)}"
         )
     _checks.keys("config", config, required=["alibi_type"], optional=config)
-    alibi_type = _checks.choice("alibi_type", config["alibi_type"], types)
+    advice = _names.did_you_mean(str(config["alibi_type"]), types)
+    alibi_type = _checks.choice("alibi_type", config["alibi_type"], types, advice)
     if alibi_type == DEFAULT:
         _checks.keys("config", config, required=["alibi_type"])
         return None

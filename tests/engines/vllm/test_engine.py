@@ -174,7 +174,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "method must not depend on lengths",
     ),
-    "knee": ({"ntk_alibi": {"method": "knee:64:4"}}, {}, "must act on slopes"),
     "no number": ({"ntk_alibi": {"method": "ntk:four"}}, {}, "method must be"),
     "misspelt": ({"ntk_alibi": {"methods": "ntk:4"}}, {}, "did you mean method"),
     "3 processes": (

@@ -20,7 +20,6 @@ DYNAMIC = [
     na.DynamicFlatHeads(2.0, 2048),
 ]
 NTK = {"alibi_type": "ntk", "factor": 4.0}
-KNEES = [na.Knee(1024, 28.0), na.DynamicKnee(1024, 7.0, 2048)]
 
 
 def bloom(entry: Any = None, **settings: Any) -> Any:
@@ -53,7 +52,7 @@ def test_an_entry_that_a_patch_wrote_is_read() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        *({"method": scaling.to_config()} for scaling in (*DYNAMIC, *KNEES)),
+        *({"method": scaling.to_config()} for scaling in DYNAMIC),
         *({"method": name} for name in ("ntk", "ntk:4:logn=0.5", "dynamic-flat:2", "yarn:2")),
         *({"method": value} for value in (True, 4, [], {}, {"factor": 4.0})),
         {"method": {**NTK, "log_n": 256}},

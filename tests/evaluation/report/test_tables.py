@@ -19,7 +19,7 @@ METHODS = (
     "original",
     "interpolation:4",
     "dynamic-interpolation:3:logn=0.5",
-    "dynamic-knee:1024:7:query:layers=0+1+2:logn=0.5",
+    "dynamic-interpolation:1.2345678901234:logn=0.123456789",
 )
 
 

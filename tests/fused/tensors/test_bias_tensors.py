@@ -52,7 +52,7 @@ def test_operator_registrations(name: str) -> None:
     problem = Problem((*query.shape[:3], key.shape[2]))
     form = to_kernel_bias(CASES[name].make(*parameters), problem, query)
     optional = (getattr(form, name, None) for name in operator.OPTIONAL_TENSORS)
-    rule = (form.table_begin, form.knee, form.exempt, EVERYTHING.to_integers(), True, 0.3, 0.0, [])
+    rule = (form.table_begin, form.exempt, EVERYTHING.to_integers(), True, 0.3, 0.0, [])
     arguments = (query, key, value, *optional, *rule)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(operator._attention, arguments, test_utils=checks)

@@ -26,7 +26,7 @@ LENGTHS = (31, 20, 19, 70, 2, 3, 33, 64, 65, 5, 40, 41, 50, 6)
 SYMMETRIC = na.ALiBi(HEADS, sides="symmetric")
 NTK = na.ALiBi(HEADS, na.NTK(4.0))
 DYNAMIC = na.ALiBi(HEADS, na.DynamicNTK(2.0, 16))
-BY_QUERY = na.ALiBi(HEADS, na.DynamicKnee(5, 2.0, 16))
+BY_QUERY = na.ALiBi(HEADS, na.DynamicNTK(2.0, 16, per="query"))
 OF_SHAPE = "no bias, a scale of the shape"
 VALUES = torch.linspace(-1.0, 1.0, HEADS * 8).reshape(HEADS, 8)
 
@@ -51,9 +51,8 @@ def attend(bias: Any = NTK, **options: Any) -> Callable[..., Any]:
 #: Functions of query, key, value and another tensor, and what makes that tensor for a length.
 FORMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "ALiBi": (attend(), None),
-    "a knee": (attend(na.ALiBi(HEADS, na.Knee(5, 4.0))), None),
     "dynamic": (attend(DYNAMIC), None),
-    "dynamic by query, a knee": (
+    "dynamic by query": (
         lambda q, k, v, m: na.attention(q, k, v, BY_QUERY, key_padding_mask=m), padding
     ),
     "dynamic, packed segments": (

@@ -21,8 +21,7 @@ from small_models import MAKERS, VOCABULARY, families, make_model
 WINDOW, SINK = 9, 3
 FORMS = list(itertools.product(("bloom", "mpt", "falcon"), ("fused", "eager")))
 forms = pytest.mark.parametrize(("name", "attention"), FORMS)
-#: Scalings, of which one has slopes that differ between the keys of one text.
-SCALINGS = (na.NTK(4.0), na.Knee(4, 5.0))
+SCALING = na.NTK(4.0)
 sinks = pytest.mark.parametrize("sink", [0, SINK])
 
 
@@ -117,17 +116,15 @@ def test_generate_in_bounded_memory(
 
 
 @forms
-@pytest.mark.parametrize(
-    ("sink", "scaling"), [(0, SCALINGS[0]), (SINK, SCALINGS[0]), (SINK, SCALINGS[1])], ids=repr
-)
+@sinks
 @pytest.mark.parametrize("pieces", [[1] * 60, [5, 1, 3, 2, 20, 1, 7, 12, 9], [59, 1]], ids=str)
 def test_pieces_equal_one_pass(
-    models: dict, name: str, attention: Any, sink: int, scaling: Any, pieces: list[int]
+    models: dict, name: str, attention: Any, sink: int, pieces: list[int]
 ) -> None:
     model = models[name]
     ids = torch.randint(0, VOCABULARY, (3, 60), generator=torch.Generator().manual_seed(2))
     mask = (torch.arange(60) >= torch.tensor([[0], [11], [27]])).long()
-    with torch.no_grad(), na.patch(model, scaling, attention=attention, window=7, sink=sink):
+    with torch.no_grad(), na.patch(model, SCALING, attention=attention, window=7, sink=sink):
         for given in (None, mask):
             whole, cache, logits, end = run(model, ids, given), na.WindowCache(7, sink), [], 0
             for piece in pieces:

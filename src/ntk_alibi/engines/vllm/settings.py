@@ -14,7 +14,7 @@ from ntk_alibi.methods import (
     scaling_and_log_n,
     train_length_or_default,
 )
-from ntk_alibi.scaling import Scaling, checked_scaling, is_dynamic, split_knee
+from ntk_alibi.scaling import Scaling, checked_scaling, is_dynamic
 
 #: The plugin's settings.
 _READ = (ENTRY, "bloom_gelu")
@@ -45,7 +45,7 @@ class EngineSettings:
     """The checked settings of one model.
 
     Attributes:
-        scaling: a static scaling of slopes, or None.
+        scaling: a static scaling, or None.
         gelu: BLOOM's activation: "tanh", with which it was trained, or "erf" as in vLLM.
     """
 
@@ -67,12 +67,6 @@ def read_settings(config: Any, family: Family) -> EngineSettings:
             "would ignore: set it to null in --hf-overrides if the model's configuration has it"
         )
     scaling = read_scaling(config)
-    if split_knee(scaling)[1] is not None:
-        raise ValueError(
-            f"method must act on slopes in vLLM, got {scaling!r}: its kernels add one slope "
-            "a head times the distance, and a knee has two. "
-            f"Take {_STATIC}, or na.patch in transformers"
-        )
     if is_dynamic(scaling):
         raise ValueError(
             f"method must not depend on lengths in vLLM, got {scaling!r}: a layer has one "

@@ -60,7 +60,7 @@ OPTIONAL_TENSORS = (
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, "
     + "".join(f"Tensor? {name}, " for name in OPTIONAL_TENSORS)
-    + "SymInt table_begin, int knee, int exempt, int[] mask, bool checked, float scale, "
+    + "SymInt table_begin, int exempt, int[] mask, bool checked, float scale, "
     + "float? skip_tolerance, SymInt[] dropout"
 )
 
@@ -153,9 +153,9 @@ def _make_call(
     arrays: list[Any] = [
         _arrays.to_numpy(x) if in_core and x is not None else x for x in rest[:count]
     ]
-    table_begin, knee, exempt, mask_integers, checked, scale, skip_tolerance, dropout = rest[count:]
+    table_begin, exempt, mask_integers, checked, scale, skip_tolerance, dropout = rest[count:]
     bias_arrays: dict[str, Any] = dict(zip(BIAS_TENSORS, arrays, strict=False))
-    bias = KernelBias(**bias_arrays, table_begin=table_begin, knee=knee, exempt=exempt)
+    bias = KernelBias(**bias_arrays, table_begin=table_begin, exempt=exempt)
     shape, mask = (*query.shape[:3], key.shape[2]), Mask.from_integers(*mask_integers)
     check_lengths(*shape[2:])
     *others, factors, known, seed, visible = arrays[len(BIAS_TENSORS) :]
@@ -299,7 +299,6 @@ def _compute_without_rotation(call: AttentionCall, *, log: bool) -> Results:
         to_seed(call.dropout),
         None if problem.visible is None else problem.visible.operand,
         bias.table_begin,
-        bias.knee,
         bias.exempt,
         problem.mask.to_integers(),
         known,

@@ -30,7 +30,7 @@ from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens, untraced
 from ntk_alibi.integrations.transformers_versions import class_named
-from ntk_alibi.scaling import is_dynamic, split_knee
+from ntk_alibi.scaling import is_dynamic
 
 
 def _replacements(model: Any) -> list[Replacement]:
@@ -137,7 +137,7 @@ def _bias_and_mask(
     evicted = is_dynamic(scaling) and problem.counts is not None
     relative = own or problem.mask.sink > 0 or evicted
     relative = relative or (scaling is not None and is_tracing())
-    if relative or split_knee(scaling)[1] is not None:
+    if relative:
         tensor = F.pad(values.expand(len(mask), -1, -1, -1), beyond).to(dtype).flatten(0, 1)
     elif scaling is None:
         stock = import_module("transformers.models.bloom.modeling_bloom").build_alibi_tensor

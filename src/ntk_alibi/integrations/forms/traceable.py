@@ -20,7 +20,6 @@ from ntk_alibi.integrations.caches import Bounded
 from ntk_alibi.integrations.forms.eager import softmax_attention
 from ntk_alibi.integrations.passes.mask_values import HIDES
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.scaling import KneeShape, split_knee
 from ntk_alibi.torch.learned_bias import Float32Parameters
 
 #: The submodule of a patched attention layer.
@@ -33,7 +32,6 @@ class LayerBias(Float32Parameters):
     Attributes:
         slopes: (heads, 1, 1), float32 in models of any dtype.
         strengths: the strengths of a `LogN`, (heads, 1), float64, or None.
-        knee: a knee whose factor is a number, or None.
         log_n: a `LogN`, or None.
         counts_holes: whether distances count padding between real tokens.
     """
@@ -43,9 +41,7 @@ class LayerBias(Float32Parameters):
 
     def __init__(self, rule: ModelSlopes, settings: Settings, layer: nn.Module) -> None:
         super().__init__()
-        scaling = settings.scaling
-        knee = split_knee(scaling)[1]
-        slopes = torch.from_numpy(rule.slopes(scaling)).reshape(rule.heads, 1, 1)
+        slopes = torch.from_numpy(rule.slopes(settings.scaling)).reshape(rule.heads, 1, 1)
         # Layers of quantized weights may have no parameters.
         device = next(itertools.chain(layer.parameters(), layer.buffers()), slopes).device
         strengths = settings.log_n and settings.log_n.per_head
@@ -55,7 +51,6 @@ class LayerBias(Float32Parameters):
             None if strengths is None else torch.from_numpy(strengths).to(device),
             persistent=False,
         )
-        self.knee: KneeShape | None = None if knee is None else knee.for_lengths(None)
         self.log_n = settings.log_n
         self.counts_holes = rule.counts_holes
 
@@ -77,8 +72,7 @@ class LayerBias(Float32Parameters):
             distance = (last - columns).clamp(min=0)
         else:
             distance = count - ranks
-        compressed = distance if self.knee is None else self.knee.compress(distance)
-        bias = -self.slopes * compressed
+        bias = -self.slopes * distance
         if self.log_n is None:
             return bias, None
         counts = count[:, 0, :, 0].clamp(min=1).double()

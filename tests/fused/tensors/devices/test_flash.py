@@ -80,7 +80,6 @@ CANNOT: dict[str, tuple[Any, dict[str, Any], str]] = {
     "positions": (na.ALiBi(8), {"key_positions": torch.arange(70)}, "no positions"),
     "start": (na.ALiBi(8), {"align": "start"}, "no positions"),
     "queries": (na.ALiBi(8, slopes=torch.rand(2, 8, 40)), {}, "no slopes of queries"),
-    "knee": (na.ALiBi(8, na.Knee(4, 2.0)), {}, "no other bias"),
     "exempt": (na.ALiBi(8, exempt=2), {}, "no other bias"),
     "table": (na.DistanceTable(torch.rand(8, 70)), {}, "no other bias"),
     "sums": (na.ForgetGates(-torch.rand(2, 8, 70)), {}, "no other bias"),

@@ -60,8 +60,8 @@ FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
         na.ALiBi(4, slopes=(SLOPES, SLOPES / 2), sides="two_slopes"),
         {"causal": False, "window": 90},
     ),
-    "a knee": (na.ALiBi(4, na.Knee(20, 4.0)), {"causal_block": 70, "sink": 3}),
-    "a knee on both sides": (na.ALiBi(4, na.Knee(20, 4.0), sides="halves"), {"causal": False}),
+    "blocks": (na.ALiBi(4), {"causal_block": 70, "sink": 3}),
+    "halves": (na.ALiBi(4, sides="halves"), {"causal": False}),
     "a table": (table(), {"causal": False}),
     "sums": (na.ForgetGates(gates((2, 4, 300))), {}),
     "dense": (torch.randn(4, 1, 300, generator=torch.Generator().manual_seed(9)), {}),
@@ -171,7 +171,7 @@ def test_keys_of_a_single_query_may_be_divided(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["slopes", "a table", "sums", "dense", "a constant", "a knee"])
+@pytest.mark.parametrize("name", ["slopes", "a table", "sums", "dense", "a constant"])
 def test_the_joint_graph_of_learned_parameters(name: str) -> None:
     """FlexAttention's own derivatives of captured tensors; on the CPU it has no others."""
     causal = name == "sums"
@@ -180,8 +180,6 @@ def test_the_joint_graph_of_learned_parameters(name: str) -> None:
     def bias() -> Any:
         if name == "a constant":
             return na.BiALiBi(parameters[:, 0], parameters[:, 1], parameters[:, 2])
-        if name == "a knee":
-            return na.ALiBi(4, na.Knee(9, 2.0), slopes=parameters[:, 0], sides="symmetric")
         return {
             "slopes": lambda: na.ALiBi(4, slopes=parameters[:, 0], sides="symmetric"),
             "a table": lambda: na.DistanceTable(parameters, -130),

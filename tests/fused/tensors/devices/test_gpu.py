@@ -83,7 +83,6 @@ BIASES: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "slopes": lambda: na.ALiBi(8, na.NTK(4.0)),
     "dynamic": lambda: na.ALiBi(8, na.DynamicNTK(2.0, 64)),
-    "a knee": lambda: na.ALiBi(8, na.Knee(50, 4.0)),
     "a table": lambda: na.DistanceTable(torch.randn(8, 600)),
     "sums": lambda: na.ForgetGates(-0.1 * torch.rand(2, 8, 513)),
     "dense": lambda: torch.randn(8, 1, 513),

@@ -68,7 +68,6 @@ def choose_variant(call: AttentionCall, *, padded: bool, log: bool) -> Variant:
         "dense": bias.dense is not None,
         "sums": bias.sums is not None,
         "table": bias.table is not None,
-        f"{sides} with knee": bias.far_left is not None,
         sides: bias.left is not None,
         "none": True,
     }
@@ -126,11 +125,10 @@ def capture_tensors(call: AttentionCall, queries: int, keys: int) -> Captured:
 def _capture_bias(call: AttentionCall, number: Any) -> Captured:
     bias = call.bias
     captured: Captured = dict(bias.arrays)
-    if bias.left is bias.right:
+    if bias.left is not None and bias.left is bias.right:
         # FlexAttention does not differentiate a tensor that is read in two places.
-        copied = captured.keys() & {"right", "far_right"}
-        captured |= {name: captured[name].clone() for name in copied}
-    scalars = {"knee": bias.far_left, "exempt": bias.exempt or None, "table_begin": bias.table}
+        captured["right"] = bias.right.clone()
+    scalars = {"exempt": bias.exempt or None, "table_begin": bias.table}
     captured |= {name: number(getattr(bias, name)) for name, x in scalars.items() if x is not None}
     if bias.sums is not None:
         sums, (queries, keys) = captured.pop("sums"), call.problem.shape[2:]
@@ -189,25 +187,6 @@ def _two_sides(captured: Captured, pair: Pair) -> Any:
     return _one_side(captured, pair) + torch.where(pair.distance < 0, right, 0.0) * pair.distance
 
 
-def _knee_side(captured: Captured, pair: Pair, side: str, distance: Any) -> Any:
-    """Return the bias of one side with a knee, for distances >= 0."""
-    slope = entry_at(captured[side], pair.batch, pair.head, pair.row)
-    far_slope = entry_at(captured[f"far_{side}"], pair.batch, pair.head, pair.row)
-    near = torch.minimum(distance, captured["knee"])
-    hidden = torch.isinf(slope)
-    bias = -torch.where(hidden, 0.0, slope) * near - far_slope * (distance - near)
-    return torch.where(hidden & (distance > 0), -torch.inf, bias)
-
-
-def _one_side_with_knee(captured: Captured, pair: Pair) -> Any:
-    return _knee_side(captured, pair, "left", pair.distance.clamp(min=0))
-
-
-def _two_sides_with_knee(captured: Captured, pair: Pair) -> Any:
-    ahead = _knee_side(captured, pair, "right", (-pair.distance).clamp(min=0))
-    return _one_side_with_knee(captured, pair) + ahead
-
-
 def _table(captured: Captured, pair: Pair) -> Any:
     table = captured["table"]
     place = (pair.distance - captured["table_begin"]).clamp(0, table.shape[1] - 1)
@@ -232,8 +211,6 @@ BIASES: dict[str, Callable[[Captured, Pair], Any]] = {
     "none": lambda captured, pair: 0.0,
     "left": _one_side,
     "both": _two_sides,
-    "left with knee": _one_side_with_knee,
-    "both with knee": _two_sides_with_knee,
     "table": _table,
     "sums": _sums,
     "dense": _dense,

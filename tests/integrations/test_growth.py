@@ -82,7 +82,7 @@ def test_padded_rows_are_the_rows_alone(name: str, attention: Any) -> None:
 
 @families
 def test_generate_gives_no_warning(name: str) -> None:
-    """Its first token is that of one pass; warnings are errors in these tests."""
+    """Warnings are errors in these tests; the first token is the one of a full pass."""
     model = make_model(name, layers=2)
     with na.patch(model, DYNAMIC):
         found = generate(model, IDS, None, max_new_tokens=3)

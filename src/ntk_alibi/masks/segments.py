@@ -201,7 +201,7 @@ def segment_ids_from_cu_seqlens(cu_seqlens: ArrayT) -> ArrayT:
 def _checked_ids(name: str, value: Any, batch: int, length: int, *, read: bool) -> Any:
     """Check segment ids and return them with shape (1 or batch, length)."""
     ids = value
-    if read:  # the core reads rows in order, whatever the order of the caller's array
+    if read:  # the core reads rows in order, which the array of a caller may not have
         ids = np.require(_checks.constant(name, value), requirements=["C", "ALIGNED"])
     shape = tuple(ids.shape)
     if not _arrays.has_shape(ids, (length,), (1, length), (batch, length)):

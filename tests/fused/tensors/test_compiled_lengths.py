@@ -52,8 +52,8 @@ def attend(bias: Any = NTK, **options: Any) -> Callable[..., Any]:
 FORMS: dict[str, tuple[Callable[..., Any], Any]] = {
     "ALiBi": (attend(), None),
     "dynamic": (attend(DYNAMIC), None),
-    "dynamic by query": (
-        lambda q, k, v, m: na.attention(q, k, v, BY_QUERY, key_padding_mask=m), padding
+    "dynamic, padded": (
+        lambda q, k, v, m: na.attention(q, k, v, DYNAMIC, key_padding_mask=m), padding
     ),
     "dynamic, packed segments": (
         lambda q, k, v, ids: na.attention(q, k, v, DYNAMIC, segment_ids=ids),

@@ -26,7 +26,6 @@ LENGTHS = (31, 20, 19, 70, 2, 3, 33, 64, 65, 5, 40, 41, 50, 6)
 SYMMETRIC = na.ALiBi(HEADS, sides="symmetric")
 NTK = na.ALiBi(HEADS, na.NTK(4.0))
 DYNAMIC = na.ALiBi(HEADS, na.DynamicNTK(2.0, 16))
-BY_QUERY = na.ALiBi(HEADS, na.DynamicNTK(2.0, 16, per="query"))
 OF_SHAPE = "no bias, a scale of the shape"
 VALUES = torch.linspace(-1.0, 1.0, HEADS * 8).reshape(HEADS, 8)
 

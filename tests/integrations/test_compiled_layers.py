@@ -145,7 +145,7 @@ def padded(length: int) -> dict[str, Any]:
 PATCHES: dict[str, dict[str, Any]] = {
     "NTK": {"method": na.NTK(2.0)},
     "a window and sinks": {"window": 6, "sink": 2, "log_n": 8},
-    "dynamic by query": {"method": na.DynamicNTK(2.0, 16, per="query")},
+    "dynamic": {"method": na.DynamicNTK(2.0, 16)},
 }
 
 
@@ -398,18 +398,3 @@ def test_with_a_cache_more_layers_need_no_more_graphs(name: str, options: dict[s
     few = graphs_of_steps(name, 2, options)
     torch.compiler.reset()
     assert graphs_of_steps(name, 12, options) <= few
-
-
-def test_a_decoder_as_long_as_its_encoder_keeps_self_and_cross_attention_apart() -> None:
-    torch.manual_seed(0)
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    config = transformers.T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    table = model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias
-    torch.nn.init.normal_(table.weight, 0, 3)
-    given = {"input_ids": IDS, "decoder_input_ids": IDS, "use_cache": False}
-    with torch.no_grad():
-        expected = model(**given).logits
-        na.patch(model)
-        found = torch.compile(model, backend="eager")(**given).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -26,8 +26,6 @@ def test_an_object_takes_what_its_name_takes(name: str, train_length: int) -> No
     for same in ("dynamic-flat:2", scaling, scaling.to_config()):
         with na.patch(model, same) as handle:
             assert handle.scaling == na.DynamicFlatHeads(2.0, train_length)
-    with na.patch(model, na.DynamicNTK(layers=[1])) as handle:
-        assert handle.scaling == na.DynamicNTK(1.0, train_length, layers=[1])
 
 
 def test_a_bloom_that_does_not_say_was_trained_at_2048() -> None:

@@ -33,7 +33,7 @@ def test_scores_of_any_strength_are_the_reference(isa: str, form: str, strength:
     biases: dict[str, Any] = {
         "none": None,
         "linear": na.ALiBi(4),
-        "dynamic": na.ALiBi(4, na.DynamicNTK(4.0, 16, per="query")),
+        "dynamic": na.ALiBi(4, na.DynamicNTK(4.0, 16)),
         "dense": np.random.default_rng(0).standard_normal((33, 70)).astype(np.float32),
     }
     bias = biases[form]

@@ -54,7 +54,7 @@ THEMES = {
 #: Hues that differ for any colour vision, by Okabe and Ito 2008 (jfly.uni-koeln.de/color), and two
 #: more.
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#7F63B8")
-MARKERS = "osvD^Pd"
+MARKERS = "osvD^Pd>"
 
 #: A colour map for any colour vision, also in greyscale.
 HEAT = "cividis"

@@ -43,8 +43,8 @@ def _pairs(model: torch.nn.Module) -> list[str]:
 
 
 def test_a_dynamic_scaling_takes_model_max_length(model: Any, ids: torch.Tensor) -> None:
-    with na.patch(model, na.DynamicNTK()) as handle:
-        assert handle.scaling == na.DynamicNTK(train_length=64)
+    with na.patch(model, na.DynamicNTK(1.0)) as handle:
+        assert handle.scaling == na.DynamicNTK(1.0, train_length=64)
         short = run(model, ids)
         long = run(model, ids.repeat(1, 4)[:, :100])
     torch.testing.assert_close(short, run(model, ids), **LOGITS)

@@ -99,3 +99,19 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     assert ours.dtype == stock.dtype
     error = 8 * torch.finfo(dtype).eps * float(stock.abs().max())
     torch.testing.assert_close(ours, stock, atol=max(error, 1e-10), rtol=0.0)
+
+
+def test_a_decoder_as_long_as_its_encoder_keeps_self_and_cross_attention_apart() -> None:
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(vocab_size=VOCABULARY, decoder_start_token_id=0, **sizes)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    table = model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias
+    torch.nn.init.normal_(table.weight, 0, 3)
+    ids = batch()
+    given = {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+    with torch.no_grad():
+        expected = model(**given).logits
+        na.patch(model)
+        found = torch.compile(model, backend="eager")(**given).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

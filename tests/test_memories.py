@@ -120,3 +120,18 @@ def test_ids_may_have_any_order_in_memory() -> None:
     expected = na.attention(*arrays, segment_ids=ids)
     for other in (np.asfortranarray(ids), np.ascontiguousarray(ids.T).T):
         np.testing.assert_array_equal(na.attention(*arrays, segment_ids=other), expected)
+
+
+def test_a_kernel_form_with_other_slopes_attends_by_these() -> None:
+    """The core's object that it had was of the former ones."""
+
+    class Doubling(na.ALiBi):
+        def kernel_bias(self, problem: Any, like: Any = None) -> Any:
+            kernel = super().kernel_bias(problem, like)
+            return kernel._replace(left=2 * kernel.left)
+
+    arrays = inputs(1, HEADS, 2, 30, 30, 8)
+    tensors = [torch.from_numpy(x) for x in arrays]
+    expected = na.attention(*arrays, by_slopes(2.0))
+    np.testing.assert_array_equal(na.attention(*arrays, Doubling(HEADS)), expected)
+    np.testing.assert_array_equal(na.attention(*tensors, Doubling(HEADS)).numpy(), expected)

@@ -204,7 +204,7 @@ class ModelALiBi(BiasObject):
         if self.sides != "falling":
             return bias_from_rule(self.rule, self.scaling, self.sides, problem)
         both = bias_from_rule(self.rule, self.scaling, "symmetric", problem)
-        return both._replace(right=-both.left, core=None)
+        return both._replace(right=-both.left)
 
 
 class ConstantSlopes(NamedTuple):
@@ -255,4 +255,4 @@ def _static_bias(
     bias = bias_for_counts(rule, scaling, sides, None, exempt)
     for side in bias.slopes.values():
         side.flags.writeable = False
-    return bias._replace(core=bias.in_core())
+    return bias.with_core()

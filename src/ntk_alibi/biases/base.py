@@ -191,7 +191,7 @@ def to_kernel_bias(bias: Any, problem: Problem, like: Any = None) -> KernelBias:
                 "kernel_bias must return a KernelBias, got "
                 f"{_checks.briefly(kernel)} from {_checks.briefly(bias)}"
             )
-        if kernel.core is not None and like is None:
+        if like is None and kernel.kept is not None:
             return kernel
     else:
         check_dense(bias)

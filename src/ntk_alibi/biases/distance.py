@@ -111,7 +111,7 @@ def _cached(bias: DistanceBias, first: int, last: int) -> KernelBias:
     table = _checks.as_float32("bias", bias.over(first, last))
     table.flags.writeable = False
     kernel = KernelBias(table=table, table_begin=first)
-    return kernel._replace(core=kernel.in_core())
+    return kernel.with_core()
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ class KernelBias(NamedTuple):
         dense: an array that broadcasts to (batch, heads, queries, keys); -inf hides keys.
         exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
-        core: the core's object for the same bias, if it was built before, or None.
+        core: what `with_core` keeps: the core's object and the values of which it was made, or None.
 
     Raises:
         TypeError, ValueError: in `attention`, the bias does not suit the call.
@@ -77,7 +77,18 @@ class KernelBias(NamedTuple):
     dense: Any = None
     exempt: int = 0
     first: Any = None
-    core: _core.Bias | None = None
+    core: tuple[_core.Bias, tuple[Any, ...]] | None = None
+
+    def with_core(self) -> KernelBias:
+        """Return this bias of NumPy arrays with the core's object, which is made once."""
+        return self._replace(core=(self.in_core(), self[:-1]))
+
+    @property
+    def kept(self) -> _core.Bias | None:
+        """The core's object if it was made of these very values, or None."""
+        if self.core is None or any(x is not y for x, y in zip(self.core[1], self, strict=False)):
+            return None
+        return self.core[0]
 
     @property
     def slopes(self) -> dict[str, Any]:
@@ -94,7 +105,7 @@ class KernelBias(NamedTuple):
     def mapped(self, convert: Callable[[str, Any], Any]) -> KernelBias:
         """Return the bias with each array replaced by convert(field, array)."""
         converted = {name: convert(name, array) for name, array in self.arrays.items()}
-        return self._replace(**converted, core=None)
+        return self._replace(**converted)
 
     def on(self, like: Any) -> KernelBias:
         """Return the bias in like's framework, on its device; NumPy arrays if like is None.
@@ -106,7 +117,7 @@ class KernelBias(NamedTuple):
                 main memory is beyond float32's range, where it would hide keys.
         """
         constant = backend_of(like) is NUMPY
-        if self.core is not None and constant:
+        if constant and self.kept is not None:
             return self
 
         def convert(name: str, x: Any) -> Any:
@@ -124,7 +135,7 @@ class KernelBias(NamedTuple):
         Raises:
             TypeError, ValueError: it does not suit the problem, or contains several kinds of bias.
         """
-        if self.core is not None:
+        if self.kept is not None:
             return self
         names = ("left", "table", "sums", "dense")
         kinds = [name for name in names if getattr(self, name) is not None]
@@ -217,7 +228,7 @@ class KernelBias(NamedTuple):
                 parts["dense"] = of_queries[..., None] - parts["sums"][..., None, :]
                 parts["sums"] = None
         same = all(part is getattr(self, name) for name, part in parts.items())
-        return self if same else self._replace(**parts, core=None)
+        return self if same else self._replace(**parts)
 
     def values(self, queries: Any, keys: Any) -> tuple[Any, Any]:
         """Return the bias of all pairs, 0 at hidden keys, and which keys it hides.
@@ -276,8 +287,8 @@ class KernelBias(NamedTuple):
 
     def in_core(self) -> _core.Bias:
         """Return a bias of NumPy arrays for the core, which ignores `exempt` and `first`."""
-        if self.core is not None:
-            return self.core
+        if (kept := self.kept) is not None:
+            return kept
         dense = self.dense
         if dense is not None:
             dense = np.require(_checks.as_float32("bias", dense), np.float32, ["ALIGNED"])
@@ -317,4 +328,4 @@ def _of_known_fields(make: Any) -> Any:
 KernelBias.__new__ = _of_known_fields(KernelBias.__new__)  # type: ignore[method-assign]
 
 #: No bias.
-NO_BIAS = KernelBias(core=_core.Bias())
+NO_BIAS = KernelBias().with_core()

@@ -63,7 +63,7 @@ def core_problems(
     rows = exempt_queries(bias, problem)
     flat = {n: np.where(np.isinf(side), side, zero) for n, side in bias.slopes.items()}
     sloped = {n: np.where(rows & ~np.isinf(side), zero, side) for n, side in bias.slopes.items()}
-    flat_bias, sloped_bias = (bias._replace(**x, core=None) for x in (flat, sloped))
+    flat_bias, sloped_bias = (bias._replace(**x) for x in (flat, sloped))
     shifts: list[Any] = [None, None]
     if bias.first is not None:
         first = np.broadcast_to(bias.first[None, :, None], (batch, heads, 1))
@@ -91,7 +91,7 @@ def _make(
     return _core.Problem(
         problem.shape,
         problem.mask.to_integers(),
-        bias.core or bias.in_core(),
+        bias.in_core(),
         scale,
         skip_tolerance,
         factors,

@@ -138,8 +138,8 @@ class Pass:
                 f"sink must be 0 or at least {kernel.exempt} with a bias whose first tokens have "
                 f"no slope, got {problem.mask.sink} with {_checks.briefly(bias)}"
             )
-        if like is None and kernel.core is None:
-            kernel = kernel._replace(core=kernel.in_core())
+        if like is None and kernel.kept is None:
+            kernel = kernel.with_core()
         parts = []
         for keys, part in ranges_of(problem):
             of_part = kernel if keys == ALL else kernel.cut(Cut(keys=keys), problem.shape)

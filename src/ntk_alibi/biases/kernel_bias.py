@@ -46,7 +46,7 @@ class KernelBias(NamedTuple):
         dense: an array that broadcasts to (batch, heads, queries, keys); -inf hides keys.
         exempt: tokens at positions below this have no slope, as queries and as keys.
         first: (heads,), subtracted from the scores of exempt tokens with other tokens, or None.
-        core: what `with_core` keeps: the core's object and the values of which it was made, or None.
+        core: what `with_core` keeps, the core's object and the values that it was made of, or None.
 
     Raises:
         TypeError, ValueError: in `attention`, the bias does not suit the call.

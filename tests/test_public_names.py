@@ -71,7 +71,7 @@ build_alibi_tensor(attention_mask, num_heads, dtype, scaling=None, *, anchor='fi
 export(model, path, method=None, *, format=None, dtype=None, tokenizer=None, cache=True,
     overwrite=False)
 merge(outputs, logsumexps, *, out=None)
-patch(model, method=None, *, attention=None, window=None, sink=None, causal_block=None)
+patch(model, method=<as saved>, *, attention=None, window=None, sink=None, causal_block=None)
 """
 
 

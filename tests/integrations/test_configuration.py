@@ -366,3 +366,11 @@ def test_a_configuration_of_a_patched_model_makes_models_without_patch() -> None
         made = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(own))
     assert na.patched(made) == []
     assert made.config.ntk_alibi == {"method": "ntk:4"}
+
+
+def test_none_is_original_and_left_out_is_what_was_saved() -> None:
+    model = make_model("bloom")
+    na.patch(model, "ntk:4")
+    assert na.patch(model).scaling == na.NTK(4.0)
+    assert na.patch(model, None).scaling is None
+    assert model.config.ntk_alibi == {"method": "original"}

@@ -31,9 +31,19 @@ MPT_OF_FOUNDRY = (
 )
 
 
+class _AsSaved:
+    """The value of `method` where it is left out."""
+
+    def __repr__(self) -> str:
+        return "<as saved>"
+
+
+AS_SAVED: Any = _AsSaved()
+
+
 def patch(
     model: nn.Module,
-    method: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = None,
+    method: Scaling | BiasObject | nn.Module | Mapping[Any, Any] | str | None = AS_SAVED,
     *,
     attention: Literal["fused", "eager", "traceable"] | None = None,
     window: int | None = None,
@@ -59,10 +69,10 @@ def patch(
             another known family (docs/models.md), or a module that holds one, such as a
             SentenceTransformer, CrossEncoder or SparseEncoder.
         method: a method's name, as on the command line, such as "ntk:4" or "flat:8:logn=0.5", whose
-            training length is in the model's config; "original" for the model's own slopes; a
-            scaling; or a dict for `scaling_from_config`. A dynamic one has one factor for each row,
-            by the number of its real tokens, those in the cache included; cached keys keep what
-            they were computed with. Left out, it is what the model's configuration has, or
+            training length is in the model's config; "original" or None for the model's own slopes;
+            a scaling; or a dict for `scaling_from_config`. A dynamic one has one factor for each
+            row, by the number of its real tokens, those in the cache included; cached keys keep
+            what they were computed with. Left out, it is what the model's configuration has, or
             "original". (T5, its relatives and MPNet have no slopes to scale, and take "original" or
             a bias.) Or a bias in the place of the model's own, added to scaled scores in every
             family: a `BiasObject` for the model's heads; a torch module that returns one without
@@ -137,7 +147,9 @@ def patch(
         "log_n": log_n,
     }
     options = {name: value for name, value in options.items() if value is not None}
-    entry = read_entry(getattr(targets[0], "config", None)) if method is None else None
+    entry = None
+    if method is AS_SAVED:
+        method, entry = None, read_entry(getattr(targets[0], "config", None))
     if entry is not None:
         options = {**entry, **options}
         method = options.pop("method", None)

@@ -32,9 +32,10 @@ ADVICE = (
     "pieces or caches are shared"
 )
 
-#: The attribute of a configuration, and what it may hold: arguments of `patch`.
+#: The attribute of a configuration, and what it may hold: arguments of `patch`, and the training
+#: length that a method by name took from the configuration, whose own value may change.
 ENTRY = "ntk_alibi"
-KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n")
+KEYS = ("method", "attention", "window", "sink", "causal_block", "log_n", "train_length")
 
 #: Scalings by kind, which is the first word of a method's name. Static scalings take a factor,
 #: dynamic scalings a rate and the training length.

@@ -30,7 +30,7 @@ PATCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"method": "original"}),
     ({"method": "ntk:4"}, {"method": "ntk:4"}),
     ({"method": na.NTK(4.0)}, {"method": "ntk:4"}),
-    ({"method": "flat:2:logn=0.5"}, {"method": "flat:2:logn=0.5"}),
+    ({"method": "flat:2:logn=0.5"}, {"method": "flat:2:logn=0.5", "train_length": 2048}),
     ({"window": 8, "sink": 2}, {"method": "original", "window": 8, "sink": 2}),
     ({"method": "ntk:2", "causal_block": 8}, {"method": "ntk:2", "causal_block": 8}),
     ({"method": "ntk:2", "attention": "eager"}, {"method": "ntk:2", "attention": "eager"}),
@@ -374,3 +374,18 @@ def test_none_is_original_and_left_out_is_what_was_saved() -> None:
     assert na.patch(model).scaling == na.NTK(4.0)
     assert na.patch(model, None).scaling is None
     assert model.config.ntk_alibi == {"method": "original"}
+
+
+@pytest.mark.parametrize("method", ["dynamic-ntk", na.DynamicNTK(), "original:logn=0.5"])
+def test_a_saved_method_keeps_its_training_length(method: Any, tmp_path: Path) -> None:
+    """Servers read max_seq_len, and people raise it before they save."""
+    model, ids = make_model("mpt", max_seq_len=16), batch()
+    na.patch(model, method)
+    assert model.config.ntk_alibi["train_length"] == 16
+    with torch.no_grad():
+        expected = model(ids).logits
+        model.config.max_seq_len = 1024
+        model.save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path).eval()
+        na.patch(again)
+        torch.testing.assert_close(again(ids).logits, expected, **LOGITS)

@@ -20,7 +20,12 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.config import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles
-    from ntk_alibi.integrations.settings import Settings, settings_of, warn_of_silent_choices
+    from ntk_alibi.integrations.settings import (
+        Settings,
+        settings_of,
+        warn_of_another_train_length,
+        warn_of_silent_choices,
+    )
     from ntk_alibi.methods import ENTRY, read_entry, scaling_and_log_n
 
 
@@ -153,8 +158,10 @@ def patch(
     if entry is not None:
         options = {**entry, **options}
         method = options.pop("method", None)
+    saved_length = options.pop("train_length", None)
+    length = saved_length or chosen.filled_length(targets[0])
     try:
-        settings = _settings(chosen, targets[0], method, options)
+        settings = _settings(method, options, length)
         for target in targets:
             chosen.check_fit(target, settings)
     except (TypeError, ValueError) as error:
@@ -162,7 +169,12 @@ def patch(
             raise
         message = f"config.{ENTRY} must hold what na.patch takes, got {entry}: {error}"
         raise type(error)(message) from error
-    written = entry_of(settings, method, chosen.filled_length(targets[0]))
+    if settings.bias is None and chosen.decoder:
+        taken = None if saved_length else length
+        warn_of_silent_choices(targets[0].config, method, log_n, taken)
+    if saved_length is None:
+        warn_of_another_train_length(settings.scaling, chosen.stated_length(targets[0]))
+    written = entry_of(settings, method, length)
     handle = apply(model, chosen, targets, settings, written)
     logger = logging.getLogger("ntk_alibi")
     logger.info("%r%s", handle, "" if entry is None else f", as config.{ENTRY} has it")
@@ -171,14 +183,11 @@ def patch(
     return handle
 
 
-def _settings(family: Family, target: Any, method: Any, options: dict[str, Any]) -> Settings:
+def _settings(method: Any, options: dict[str, Any], length: int | None) -> Settings:
     """Return the settings of a patch's arguments, with the options that are given."""
     bias = own_bias.bias_of_argument(method)
     log_n, scaling = options.pop("log_n", None), None
     if bias is None:
-        length = family.filled_length(target)
-        if family.decoder:
-            warn_of_silent_choices(target.config, method, log_n, length)
         scaling, log_n = scaling_and_log_n(method, log_n, length)
     return settings_of(scaling, log_n=log_n, bias=bias, **options)
 

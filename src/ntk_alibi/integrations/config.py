@@ -9,6 +9,7 @@ from torch import nn
 
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.methods import ENTRY, ORIGINAL, method_name, parse_method
+from ntk_alibi.scaling import is_dynamic
 
 #: Configurations that a patch changed, each with the entry it had before, or nothing.
 Written = list[tuple[Any, tuple[Any, ...]]]
@@ -35,6 +36,8 @@ def entry_of(settings: Settings, given: Any, train_length: int | None) -> dict[s
     named = isinstance(given, str) and parse_method(given, train_length).log_n is not None
     if settings.log_n is not None and not named:
         entry["log_n"] = settings.log_n.to_config()
+    if isinstance(method, str) and (is_dynamic(settings.scaling) or named):
+        entry["train_length"] = train_length
     return {key: value for key, value in entry.items() if value}
 
 

@@ -28,7 +28,7 @@ from ntk_alibi.integrations.forwards import (
     signature_without_types,
 )
 from ntk_alibi.integrations.overriding import Restored, override, restore
-from ntk_alibi.integrations.settings import Settings, warn_of_another_train_length
+from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tables import LayerTable
 from ntk_alibi.integrations.tokens import MaskMemory
 from ntk_alibi.integrations.transformers_versions import version_is_tested
@@ -215,7 +215,6 @@ def apply(
     for target in targets:
         if family.code is not None and not version_is_tested():
             version_check.check(family, target, partial(_patch_plainly, family))
-    warn_of_another_train_length(settings.scaling, family.stated_length(targets[0]))
     with _lock:
         before: list[Patch | None] = [getattr(target, PATCH, None) for target in targets]
         try:

@@ -67,7 +67,7 @@ def warn_of_another_train_length(scaling: Any, stated: int | None) -> None:
         warnings.warn(
             f"train_length of {scaling!r} is {given}, but the model's config has {stated}: leave "
             "it out to take the value of the config",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
@@ -78,7 +78,7 @@ def warn_of_silent_choices(config: Any, method: Any, log_n: Any, length: int | N
         config: the model's configuration.
         method: the method that `patch` got, or None.
         log_n: the log_n that `patch` got.
-        length: the training length that was taken.
+        length: the training length that was taken, or None if it was saved with the patch.
     """
     if length is not None and find_train_length(config) is None:
         taken, other = (scaling_and_log_n(method, log_n, n) for n in (length, 2 * length))
@@ -86,7 +86,7 @@ def warn_of_silent_choices(config: Any, method: Any, log_n: Any, length: int | N
             warnings.warn(
                 f"train_length is {length}, which is BLOOM's, for {method!r}, since the model's "
                 "config has none: set model.config.seq_length before the patch",
-                stacklevel=4,
+                stacklevel=3,
             )
     for name in ("rope_scaling", "rope_parameters"):
         rope = vars(config).get(name)  # reading the older one as an attribute warns
@@ -95,7 +95,7 @@ def warn_of_silent_choices(config: Any, method: Any, log_n: Any, length: int | N
             warnings.warn(
                 f"{name} of the model's config has no effect, got {kind!r}: a model with ALiBi has "
                 "no rotation, and the method of patch stretches it",
-                stacklevel=4,
+                stacklevel=3,
             )
             return
 

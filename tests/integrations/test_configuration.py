@@ -392,3 +392,26 @@ def test_a_saved_method_keeps_its_training_length(method: Any, tmp_path: Path) -
         again = type(model).from_pretrained(tmp_path).eval()
         na.patch(again)
         torch.testing.assert_close(again(ids).logits, expected, **LOGITS)
+
+
+@pytest.mark.parametrize(
+    ("saved_methods", "lengths", "method"),
+    [
+        (("ntk:4", "flat:8"), (32, 32), ()),
+        ((None, "flat:8"), (32, 32), ()),
+        ((None, None), (16, 4096), ("dynamic-ntk",)),
+    ],
+)
+def test_a_module_of_two_models_that_differ_is_refused(
+    saved_methods: Any, lengths: Any, method: Any
+) -> None:
+    """Such as an encoder of queries and one of documents."""
+    both = nn.ModuleList(make_model("bloom", seq_length=n) for n in lengths)
+    for model, name in zip(both, saved_methods, strict=True):
+        if name:
+            na.patch(model, name)
+    before = [na.patched(model) for model in both]
+    with pytest.raises(ValueError, match="must be the same for all models.* patch each of them by"):
+        na.patch(both, *method)
+    assert [repr(na.patched(model)) for model in both] == [repr(x) for x in before]
+    na.patch(both, "ntk:2")

@@ -154,7 +154,9 @@ def patch(
     options = {name: value for name, value in options.items() if value is not None}
     entry = None
     if method is AS_SAVED:
-        method, entry = None, read_entry(getattr(targets[0], "config", None))
+        method = None
+        entry, *others = (read_entry(getattr(target, "config", None)) for target in targets)
+        _check_same(f"config.{ENTRY}", entry, others)
     if entry is not None:
         options = {**entry, **options}
         method = options.pop("method", None)
@@ -162,6 +164,8 @@ def patch(
     length = saved_length or chosen.filled_length(targets[0])
     try:
         settings = _settings(method, options, length)
+        lengths = [saved_length or chosen.filled_length(target) for target in targets[1:]]
+        _check_same("method", settings, [_settings(method, options, x) for x in lengths])
         for target in targets:
             chosen.check_fit(target, settings)
     except (TypeError, ValueError) as error:
@@ -183,10 +187,20 @@ def patch(
     return handle
 
 
+def _check_same(name: str, first: Any, others: list[Any]) -> None:
+    """Refuse a module with models that one patch would stretch in different ways."""
+    for other in others:
+        if other != first:
+            raise ValueError(
+                f"{name} must be the same for all models that the module holds, got {first!r} and "
+                f"{other!r}: patch each of them by itself"
+            )
+
+
 def _settings(method: Any, options: dict[str, Any], length: int | None) -> Settings:
     """Return the settings of a patch's arguments, with the options that are given."""
-    bias = own_bias.bias_of_argument(method)
-    log_n, scaling = options.pop("log_n", None), None
+    bias, scaling, options = own_bias.bias_of_argument(method), None, dict(options)
+    log_n = options.pop("log_n", None)
     if bias is None:
         scaling, log_n = scaling_and_log_n(method, log_n, length)
     return settings_of(scaling, log_n=log_n, bias=bias, **options)

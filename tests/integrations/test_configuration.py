@@ -411,7 +411,9 @@ def test_a_module_of_two_models_that_differ_is_refused(
         if name:
             na.patch(model, name)
     before = [na.patched(model) for model in both]
-    with pytest.raises(ValueError, match="must be the same for all models.* patch each of them by"):
+    with pytest.raises(
+        ValueError, match=r"must be the same for all models.* patch each of them by"
+    ):
         na.patch(both, *method)
     assert [repr(na.patched(model)) for model in both] == [repr(x) for x in before]
     na.patch(both, "ntk:2")

@@ -49,7 +49,7 @@ def test_help_says_what_each_option_is(
 def test_help_explains_methods(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(command, capsys)
     assert "dynamic-ntk" in text
-    assert "sequence, as published, for dynamic methods" in text
+    assert "one factor for each text" in text
 
 
 def test_eval_takes_lengths_and_records(

@@ -7,6 +7,7 @@ runs of keys splits this form, not the bias object.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -86,9 +87,8 @@ class KernelBias(NamedTuple):
     @property
     def kept(self) -> _core.Bias | None:
         """The core's object if it was made of these very values, or None."""
-        if self.core is None or any(x is not y for x, y in zip(self.core[1], self, strict=False)):
-            return None
-        return self.core[0]
+        made = self.core
+        return None if made is None or not all(map(operator.is_, made[1], self)) else made[0]
 
     @property
     def slopes(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch import nn
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi._core import __version__
 from ntk_alibi.engines import FORMATS
-from ntk_alibi.integrations import families, patch
+from ntk_alibi.integrations import AS_SAVED, families, patch
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.forwards import PATCH
 from ntk_alibi.integrations.settings import Settings
@@ -254,7 +254,8 @@ def make_request(
             "method must be None for a model that is patched, whose patch is written, got "
             f"{_checks.briefly(method)}"
         )
-    with contextlib.nullcontext() if hasattr(decoder, PATCH) else patch(model, method):
+    chosen = AS_SAVED if method is None else method
+    with contextlib.nullcontext() if hasattr(decoder, PATCH) else patch(model, chosen):
         settings = getattr(decoder, PATCH).settings
     dtype = str(next(decoder.parameters()).dtype if dtype is None else dtype)
     dtype = _checks.choice(f"dtype for format {name!r}", dtype.removeprefix("torch."), kind.dtypes)

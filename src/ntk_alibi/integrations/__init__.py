@@ -26,7 +26,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
         warn_of_another_train_length,
         warn_of_silent_choices,
     )
-    from ntk_alibi.methods import ENTRY, read_entry, scaling_and_log_n
+    from ntk_alibi.methods import ENTRY, ORIGINAL, read_entry, scaling_and_log_n
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.
@@ -156,7 +156,8 @@ def patch(
     if method is AS_SAVED:
         method = None
         entry, *others = (read_entry(getattr(target, "config", None)) for target in targets)
-        _check_same(f"config.{ENTRY}", entry, others)
+        plain = {"method": ORIGINAL}
+        _check_same(f"config.{ENTRY}", entry or plain, [other or plain for other in others])
     if entry is not None:
         options = {**entry, **options}
         method = options.pop("method", None)

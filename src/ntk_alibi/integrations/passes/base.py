@@ -61,7 +61,7 @@ class Pass:
         self.real, self.problem = real, problem
         self.settings = inputs.settings
         self.rule, self._own = inputs.attend.patch.rule, inputs.own
-        self.biases_shared: bool = None in self._own if self._own else True
+        self.biases_shared: bool = not self._own or None in self._own
         #: What layers with the same table attend with in the core, where torch records nothing.
         self.prepared: dict[Any, Any] = {}
         self._kept: dict[Any, Any] = {}

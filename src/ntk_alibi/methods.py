@@ -149,7 +149,7 @@ def scaling_and_log_n(scaling: Any, log_n: Any, train_length: int | None) -> tup
         return method.scaling, log_n if method.log_n is None else method.log_n
     if isinstance(scaling, Mapping):
         scaling = scaling_from_config(scaling)
-    if hasattr(scaling, "trained_at") and train_length is not None:
+    if train_length is not None:
         scaling = trained_at(scaling, train_length)
     return scaling, log_n
 

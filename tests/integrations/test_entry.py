@@ -37,6 +37,14 @@ def test_a_saved_method_keeps_its_training_length(method: Any, tmp_path: Path) -
         torch.testing.assert_close(again(ids).logits, expected, **LOGITS)
 
 
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_saved_training_length_of_no_tokens_is_refused(length: int) -> None:
+    model = make_model("bloom")
+    model.config.ntk_alibi = {"method": "dynamic-ntk", "train_length": length}
+    with pytest.raises(ValueError, match=r"config\.ntk_alibi.* train_length must be between 1"):
+        na.patch(model)
+
+
 @pytest.mark.parametrize(
     ("saved_methods", "lengths", "method"),
     [

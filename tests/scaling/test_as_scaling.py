@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ntk_alibi as na
-from ntk_alibi.methods import parse_method
+from ntk_alibi.methods import as_scaling, parse_method
 from ntk_alibi.scaling import scaling_to_config
 
 TAKES: dict[str, Callable[[Any], Any]] = {
@@ -68,3 +68,12 @@ def test_a_name_that_no_bias_can_follow_is_refused(call: str) -> None:
     for wrong in (4.0, na.NTK, b"ntk:4"):
         with pytest.raises(TypeError, match="scaling must be None or an object with a method"):
             TAKES[call](wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "example"), [(na.NTK, r"NTK\(4\.0\)"), (na.DynamicNTK, r"DynamicNTK\(\)")]
+)
+def test_a_class_is_refused_with_an_object_for_it(kind: Any, example: str) -> None:
+    """Also where the training length of a model would be filled in."""
+    with pytest.raises(TypeError, match=rf"did you mean an object, such as {example}\?"):
+        as_scaling(kind, 2048)

@@ -162,11 +162,12 @@ def patch(
         options = {**entry, **options}
         method = options.pop("method", None)
     saved_length = options.pop("train_length", None)
-    length = saved_length or chosen.filled_length(targets[0])
+    lengths = [saved_length]
+    if saved_length is None:
+        lengths = [chosen.filled_length(target) for target in targets]
     try:
-        settings = _settings(method, options, length)
-        lengths = [saved_length or chosen.filled_length(target) for target in targets[1:]]
-        _check_same("method", settings, [_settings(method, options, x) for x in lengths])
+        settings, *rest = (_settings(method, options, length) for length in lengths)
+        _check_same("method", settings, rest)
         for target in targets:
             chosen.check_fit(target, settings)
     except (TypeError, ValueError) as error:
@@ -175,11 +176,11 @@ def patch(
         message = f"config.{ENTRY} must hold what na.patch takes, got {entry}: {error}"
         raise type(error)(message) from error
     if settings.bias is None and chosen.decoder:
-        taken = None if saved_length else length
+        taken = lengths[0] if saved_length is None else None
         warn_of_silent_choices(targets[0].config, method, log_n, taken)
     if saved_length is None:
         warn_of_another_train_length(settings.scaling, chosen.stated_length(targets[0]))
-    written = entry_of(settings, method, length)
+    written = entry_of(settings, method, lengths[0])
     handle = apply(model, chosen, targets, settings, written)
     logger = logging.getLogger("ntk_alibi")
     logger.info("%r%s", handle, "" if entry is None else f", as config.{ENTRY} has it")

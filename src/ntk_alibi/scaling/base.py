@@ -67,7 +67,8 @@ def checked_scaling(value: Any, *, name: str = "scaling") -> Any:
         if isinstance(value, int | float) and 1 < value < 1e6:  # as a factor is
             advice = f': did you mean NTK({value:g}), or "ntk:{value:g}"?'
         elif isinstance(value, type) and hasattr(value, "scale_exponents"):
-            advice = f": did you mean an object, such as {value.__name__}(4.0)?"
+            arguments = "" if is_dynamic(value) else "4.0"
+            advice = f": did you mean an object, such as {value.__name__}({arguments})?"
         raise TypeError(
             f"{name} must be None or an object with a method scale_exponents(exponents, lengths) "
             f"such as NTK(factor=4.0), got {_checks.briefly(value)}{advice}"
@@ -77,7 +78,7 @@ def checked_scaling(value: Any, *, name: str = "scaling") -> Any:
 
 def trained_at(scaling: Any, train_length: int) -> Any:
     """Return a scaling with the model's training length, if it needs one and has none."""
-    fill = getattr(scaling, "trained_at", None)
+    fill = None if isinstance(scaling, type) else getattr(scaling, "trained_at", None)
     return scaling if fill is None else fill(train_length)
 
 

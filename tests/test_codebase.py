@@ -30,7 +30,7 @@ PYTHON_LAYERS = [
     ["fused"],
     ["engines.vllm"],
     ["fused.tensors"],
-    ["fused.attention", "fused.prepared"],  # these hand tensors to fused.tensors
+    ["fused.attention"],  # which hands tensors to fused.tensors
     ["fused.__init__", "inspection"],
     ["torch"],
     ["integrations"],

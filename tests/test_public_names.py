@@ -106,7 +106,7 @@ def test_parameters_and_defaults_are_as_before(signature: str) -> None:
 MISSPELT = {
     "patchh": ": did you mean patch?",
     "Ntk": ": did you mean NTK?",
-    "models": ": import ntk_alibi.models",
+    "cli": ": import ntk_alibi.cli",
     "load": ": from ntk_alibi.models import load",
     "zzzz": "",
     "__wrapped__": "",

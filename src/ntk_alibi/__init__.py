@@ -1,4 +1,16 @@
-"""Longer contexts for ALiBi models without fine-tuning, and exact distance biases on CPUs."""
+"""Longer contexts for ALiBi models without fine-tuning, and exact distance biases on CPUs.
+
+- `patch(model, "dynamic-ntk")` stretches a live model of transformers, and `unpatch` takes it back;
+  `models.load("nano-bloom")` is a small one to try.
+- `alibi_slopes`, and `build_alibi_tensor` in place of transformers' function, take any number of
+  heads and any scaling: `NTK`, `DynamicNTK`, `FlatHeads`, `Interpolation`, `MaxBias` and others.
+- `attention(query, key, value, bias)` is fused attention on NumPy arrays and torch tensors with
+  `ALiBi`, `T5`, `KerpleLog` and every other bias.
+- `reference` has each formula in float64; `plots`, `evaluation` and `export` what their names say.
+
+`ntk-alibi demo` on the command line shows what it does. `help(ntk_alibi.patch)` and
+`help(ntk_alibi.attention)` are the places to begin.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +107,9 @@ _LAZY = {
     "AlibiAttention": "ntk_alibi.torch.alibi_attention",
     "GrowingCache": "ntk_alibi.integrations.caches.growing",
     "WindowCache": "ntk_alibi.integrations.caches.window",
+    "evaluation": "ntk_alibi.evaluation",
     "export": "ntk_alibi.engines.export",
+    "models": "ntk_alibi.models",
     "patch": "ntk_alibi.integrations",
     "patched": "ntk_alibi.integrations",
     "plots": "ntk_alibi.plots",

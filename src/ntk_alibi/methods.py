@@ -277,13 +277,21 @@ def _parse_parameters(
                 return {}, list(words)
     known = ", ".join(map(kind_spelling, _KINDS))
     near = _names.find_closest(kind, _KINDS, similarity=0.6)
-    advice = "" if near is None else f": did you mean {kind_spelling(near)}?"
+    advice = "" if near is None else f": did you mean {_meant(near, words)}?"
     former = [x for x in (kind, *(w.partition("=")[0] for w in words)) if x in _names.FORMER]
     if former:
         advice = f": {_names.FORMER[former[0]]}"
     raise ValueError(
         f"method must be original or one of {known}, got {_checks.briefly(name)}{advice}"
     )
+
+
+def _meant(kind: str, words: Sequence[str]) -> str:
+    """Return a name of a kind with the value of another name, or with an example."""
+    try:
+        return f"{kind}:{_word(_number(words[0]))}"
+    except (IndexError, ValueError):
+        return f"{kind}:4" if kind in STATIC else kind
 
 
 def _number(word: str) -> float:

@@ -49,7 +49,7 @@ ROWS = [
     (["eval", "--from-json", "folder"], f"got 'folder': {FOLDER}"),
     (["eval", "--from-json", "bytes"], "'bytes' must be a JSON file"),
     (["eval", "--methods", "ntk"], "error: method must be original or one of"),
-    (["eval", "--methods", "NTK:4"], "did you mean ntk:FACTOR?"),
+    (["eval", "--methods", "NTK:4"], "did you mean ntk:4?"),
     (
         ["lm-eval", "--tasks", "ntk_alibi_lines", "--metadata", "foo=1"],
         "metadata of these tasks must have keys of lengths, records, questions, ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,14 +77,15 @@ def test_a_token_after_a_prompt(kind: str) -> None:
 
     few, more = map(calls_of_a_token, (2, 4))
     attentions = 2 if kind == "bloom" else 4
-    assert few <= (95 if kind == "bloom" else 170)
-    assert (more - few) / attentions <= 6 + 6  # six are of the layer itself
+    assert few <= (95 if kind == "bloom" else 180)
+    assert (more - few) / attentions <= 6 + 7  # six are of the layer itself
 
 
 def test_a_patch_of_two_layers() -> None:
     model = two_layers()
     na.patch(model).undo()
-    assert calls(lambda: na.patch(model)) <= 200
+    gc.collect()  # models of other tests, whose patches would be asked, too
+    assert calls(lambda: na.patch(model)) <= 240
 
 
 def test_warm_attention() -> None:

@@ -332,20 +332,47 @@ def test_the_stacks_of_a_t5_have_one_entry(tmp_path: Path) -> None:
     torch.testing.assert_close(run(loaded), expected, **LOGITS)
 
 
-def test_models_that_share_a_configuration_share_its_entry() -> None:
-    """The entry is the configuration's, and patches are the models'."""
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_models_of_one_configuration_have_one_entry(order: tuple[int, int]) -> None:
     first = make_model("bloom")
     second, config = copy.deepcopy(first), first.config
     second.config = second.transformer.config = config
     stock = run(second)
-    with na.patch(first, "ntk:4"):
+    handle = na.patch(first, "ntk:4")
+    assert na.patched(second) == []
+    assert torch.equal(run(second), stock)
+    for other in ("flat:8", "original"):
+        with pytest.raises(ValueError, match=r"^model must have a configuration of its own"):
+            na.patch(second, other)
+    assert na.patched(second) == []
+    handles = handle, na.patch(second, "ntk:4")
+    for number in order:
         assert config.ntk_alibi == {"method": "ntk:4"}
-        assert na.patched(second) == []
-        assert torch.equal(run(second), stock)
-        with na.patch(second):
-            assert torch.equal(run(second), run(first))
-        assert config.ntk_alibi == {"method": "ntk:4"}
+        handles[number].undo()
     assert not hasattr(config, "ntk_alibi")
+    na.patch(second, "flat:8")
+    assert config.ntk_alibi == {"method": "flat:8"}
+
+
+def test_a_configuration_of_a_model_that_is_gone_is_free() -> None:
+    config = make_model("bloom").config
+    for method in ("ntk:4", "flat:8"):
+        model = transformers.BloomForCausalLM(config)
+        na.patch(model, method)
+        assert config.ntk_alibi == {"method": method}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_inner_model_that_its_copy_replaces_leaves_no_entry(again: bool) -> None:
+    model = make_model("bloom")
+    na.patch(model, "ntk:4")
+    model.transformer = copy.deepcopy(model.transformer)
+    if again:
+        na.patch(model, "flat:8")
+        assert model.config.ntk_alibi == {"method": "flat:8"}
+    na.unpatch(model)
+    for part in (model, model.transformer):
+        assert not hasattr(part.config, "ntk_alibi")
 
 
 def test_copies_keep_the_entry_of_their_own_patch(tmp_path: Path) -> None:

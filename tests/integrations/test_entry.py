@@ -14,12 +14,26 @@ from model_runs import LOGITS, batch
 from small_models import make_model
 
 
-def test_none_is_original_and_left_out_is_what_was_saved() -> None:
+def test_none_is_original_and_left_out_is_what_was_saved(tmp_path: Path) -> None:
     model = make_model("bloom")
-    na.patch(model, "ntk:4")
-    assert na.patch(model).scaling == na.NTK(4.0)
-    assert na.patch(model, None).scaling is None
-    assert model.config.ntk_alibi == {"method": "original"}
+    with na.patch(model, "ntk:4", window=40):
+        model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    for _ in range(2):
+        handle = na.patch(loaded)
+        assert handle.scaling == na.NTK(4.0)
+        assert loaded.config.ntk_alibi == {"method": "ntk:4", "window": 40}
+        na.patch(loaded, "flat:8", causal_block=16)
+        handle = na.patch(loaded, attention="eager")  # nothing of the patch before
+        expected = {"method": "ntk:4", "window": 40, "attention": "eager"}
+        assert loaded.config.ntk_alibi == expected
+        assert na.patch(loaded, None).scaling is None
+        assert loaded.config.ntk_alibi == {"method": "original"}
+    na.unpatch(loaded)
+    assert loaded.config.ntk_alibi == {"method": "ntk:4", "window": 40}
+    na.patch(model, "ntk:4", window=40)
+    assert na.patch(model, attention="eager").scaling is None
+    assert model.config.ntk_alibi == {"method": "original", "attention": "eager"}
 
 
 @pytest.mark.parametrize("method", ["dynamic-ntk", na.DynamicNTK(), "original:logn=0.5"])
@@ -60,7 +74,7 @@ def test_a_module_of_two_models_that_differ_is_refused(
     both = nn.ModuleList(make_model("bloom", seq_length=n) for n in lengths)
     for model, name in zip(both, saved_methods, strict=True):
         if name:
-            na.patch(model, name)
+            model.config.ntk_alibi = {"method": name}
     before = [na.patched(model) for model in both]
     with pytest.raises(
         ValueError, match=r"must be the same for all models.* patch each of them by"

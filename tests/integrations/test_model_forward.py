@@ -20,6 +20,8 @@ FAMILIES = ("bloom", "mpt", "falcon", "t5, encoder", "mpnet", "jina")
 DECODERS = FAMILIES[:3]
 families = pytest.mark.parametrize("family", FAMILIES)
 ids = batch()
+LAYERS = ("BloomAttention", "MptAttention", "FalconAttention", "T5Attention", "MPNetSelfAttention")
+LAYERS += ("JinaBertSelfAttention",)
 
 
 def first(output: Any) -> torch.Tensor:
@@ -30,6 +32,12 @@ def first(output: Any) -> torch.Tensor:
 def run(model: Any, *args: Any, **given: Any) -> torch.Tensor:
     with torch.no_grad():
         return first(model(*args, **given))
+
+
+def with_layers(model: Any) -> Any:
+    """Return the module that holds the layers."""
+    base = model.base_model if hasattr(model, "base_model") else model
+    return base.encoder if type(base).__name__ == "T5EncoderModel" else base
 
 
 def probe(like: torch.Tensor) -> torch.Tensor:
@@ -50,22 +58,43 @@ def test_its_signature_stays(family: str) -> None:
 
 
 @families
-def test_a_forward_that_a_user_wrapped_before_the_patch_stays(family: str) -> None:
-    model, called = model_of(family), []
-    own = model.base_model if hasattr(model, "base_model") else model
-    stock, expected = own.forward, run(model, ids)
+@pytest.mark.parametrize("part", ["model", "layer"])
+def test_a_forward_that_others_replaced_before_the_patch_is_refused(family: str, part: str) -> None:
+    model = model_of(family)
+    own = with_layers(model)
+    if part == "layer":
+        own = next(x for x in own.modules() if type(x).__name__ in LAYERS)
+    expected, classes = run(model, ids), [type(x) for x in model.modules()]
+    own.forward = functools.partial(own.forward)
+    with pytest.raises(ValueError, match=r"^model must be patched before others replace a forward"):
+        na.patch(model)
+    assert na.patched(model) == []
+    assert [type(x) for x in model.modules()] == classes
+    assert torch.equal(run(model, ids), expected)
 
-    @functools.wraps(stock)
+
+@families
+def test_a_forward_that_others_wrap_after_the_patch_stays(family: str) -> None:
+    model, called = model_of(family), []
+    own = with_layers(model)
+    expected = run(model, ids)
+    na.patch(model)
+    patched = own.forward
+
+    @functools.wraps(patched)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         called.append(len(args))
-        return stock(*args, **kwargs)
+        return patched(*args, **kwargs)
 
     own.forward = wrapped
-    with na.patch(model):
-        torch.testing.assert_close(run(model, ids), expected, **LOGITS)
-    assert called
+    torch.testing.assert_close(run(model, ids), expected, **LOGITS)
+    na.patch(model, attention="eager")
+    assert "eager" in repr(na.patched(model))
+    torch.testing.assert_close(run(model, ids), expected, **LOGITS)
+    na.unpatch(model)
     assert own.forward is wrapped
     assert torch.equal(run(model, ids), expected)
+    assert len(called) == 3
 
 
 @families

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ntk_alibi as na
 from ntk_alibi.integrations import register
@@ -257,3 +258,104 @@ def test_threads_that_share_a_model_keep_the_lengths_of_their_caches() -> None:
                 assert torch.equal(done.result(), right)
         for hook in hooks:
             hook.remove()
+
+
+class Checkpointed(ToyModel):
+    """A toy whose layers run again in the backward pass."""
+
+    reentrant = False
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
+        hidden = self.embed(input_ids)
+        for attention in self.attentions:
+            given = attention, hidden, attention_mask
+            hidden = hidden + checkpoint(*given, use_reentrant=self.reentrant)
+        return hidden
+
+
+def checkpointed(reentrant: bool) -> tuple[Any, Any]:
+    torch.manual_seed(3)
+    model = Checkpointed().eval()
+    model.reentrant = reentrant
+    return model, toy_family(matches=lambda x: isinstance(x, Checkpointed))
+
+
+def gradient(model: Any, output: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    output.square().sum().backward()  # a reentrant checkpoint takes no inputs=
+    found: torch.Tensor = model.embed.weight.grad
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_run_again_by_their_patch(reentrant: bool, masked: bool) -> None:
+    (model, family), (ids, mask) = checkpointed(reentrant), toy_batch()
+    given = ids, mask if masked else None
+    with na.patch(model, "ntk:8", family=family):
+        model.reentrant = False
+        expected = gradient(model, model(*given))
+        model.reentrant = reentrant
+        outputs = [model(ids[:, :9], None), model(*given)]  # micro-batches of two lengths
+        torch.testing.assert_close(gradient(model, outputs[1]), expected)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("runs", [False, True], ids=["before it runs", "after it has run"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_patch_that_was_replaced_before_the_backward_pass_is_refused(
+    reentrant: bool, masked: bool, runs: bool
+) -> None:
+    if reentrant and runs:
+        pytest.skip("a reentrant checkpoint of torch keeps nothing but the inputs")
+    (model, family), (ids, mask) = checkpointed(reentrant), toy_batch()
+    given = ids, mask if masked else None
+    na.patch(model, "ntk:8", family=family)
+    output = model(*given)
+    na.patch(model, na.Interpolation(64.0), family=family)
+    if runs:
+        model(*given)
+    with pytest.raises(ValueError, match=r"^the patch must stay as it is until the backward pass"):
+        gradient(model, output)
+
+
+def test_checkpoints_of_two_patched_models_that_share_layers() -> None:
+    (first, family), (ids, mask) = checkpointed(False), toy_batch()
+    second, _ = checkpointed(False)
+    second.attentions = first.attentions
+    na.patch(first, "ntk:8", family=family)
+    na.patch(second, na.Interpolation(8.0), family=family)
+    outputs = [model(ids, mask.clone()) for model in (first, second)]
+    for model, output in zip((first, second), outputs, strict=True):
+        alone, _ = checkpointed(False)
+        alone.load_state_dict(model.state_dict())
+        na.patch(alone, na.patched(model)[0].scaling, family=family)
+        torch.testing.assert_close(gradient(model, output), gradient(alone, alone(ids, mask)))
+
+
+def test_a_model_of_a_window_cache_that_runs_amid_its_own_pass() -> None:
+    model, (ids, _) = ToyModel(causal=True, layers=3).eval(), toy_batch()
+    held: dict[str, Any] = {"cache": None}
+
+    def cached(attend: Any, layer: Any, hidden: torch.Tensor, mask: Any) -> torch.Tensor:
+        query, key, value = layer.heads(hidden)
+        output, _ = attend(query, key, value, cache=held["cache"])
+        mixed: torch.Tensor = layer.output(output.transpose(1, 2).flatten(2))
+        return mixed
+
+    def amid(*_: Any) -> None:
+        hook.remove()
+        cache, held["cache"] = held["cache"], None
+        run(model, ids)
+        held["cache"] = cache
+
+    family = toy_family(True, forward=cached, example=lambda _: {"input_ids": ids})
+    with na.patch(model, family=family, window=6, sink=1):
+        whole = run(model, ids)
+        held["cache"] = na.WindowCache(6, 1)
+        for begin, end in ((0, 4), (4, 5), (5, 6), (6, 15), (15, 16)):
+            hook = model.attentions[1].register_forward_pre_hook(amid)
+            found = run(model, ids[:, begin:end])
+            torch.testing.assert_close(found, whole[:, begin:end], **CLOSE)

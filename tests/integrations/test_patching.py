@@ -18,7 +18,7 @@ from transformers import BloomForCausalLM
 from transformers.models.bloom import modeling_bloom
 
 import ntk_alibi as na
-from model_runs import BATCH, LENGTH, run, state_of
+from model_runs import BATCH, LENGTH, LOGITS, run, state_of
 from ntk_alibi.integrations import transformers_versions
 from small_models import VOCABULARY, families, make_model
 from table_families import FAMILIES, model_of
@@ -61,15 +61,35 @@ def test_the_last_patch_counts_and_undo_is_to_the_bit(
     assert state_of(model) == before
 
 
-def test_the_same_patch_in_the_same_block_ends_with_it(ids: torch.Tensor) -> None:
-    model = make_model("bloom")
-    stock = run(model, ids)
-    with na.patch(model, "ntk:4") as outer:
-        with na.patch(model, "ntk:4") as inner:
-            assert "replaced" in repr(outer)
-        assert "undone" in repr(inner)
-        assert torch.equal(run(model, ids), stock)
-    assert na.patched(model) == []
+@pytest.mark.parametrize("method", ["ntk:4", "flat:8", None])
+@pytest.mark.parametrize("family", ["bloom", "t5"])
+def test_the_end_of_an_inner_block_gives_the_outer_patch_back(
+    family: str, method: str | None
+) -> None:
+    if family == "t5":
+        outer_method, method = None, None
+    else:
+        outer_method = "ntk:4"
+    model, ids = model_of(family), torch.arange(3, 23)[None]
+    before, stock = state_of(model), output(model, ids)
+    with na.patch(model, outer_method, attention="eager") as outer:
+        expected, entry = output(model, ids), dict(model.config.ntk_alibi)
+        for _ in range(2):
+            with na.patch(model, method) as inner:
+                assert "replaced" in repr(outer)
+            assert "undone" in repr(inner).replace("replaced", "undone")
+            assert "in force" in repr(outer)
+            assert torch.equal(output(model, ids), expected)
+            assert model.config.ntk_alibi == entry
+        with na.patch(model, method) as inner:
+            inner.undo()
+            assert torch.equal(output(model, ids), stock)
+        assert na.patched(model) == []
+        na.patch(model, method)
+    assert len(na.patched(model)) == 1  # the patch that came last was in no block
+    na.unpatch(model)
+    assert torch.equal(output(model, ids), stock)
+    assert state_of(model) == before
 
 
 def test_a_cell_with_a_block_leaves_nothing_however_often_it_runs(ids: torch.Tensor) -> None:
@@ -85,14 +105,14 @@ def test_a_cell_with_a_block_leaves_nothing_however_often_it_runs(ids: torch.Ten
 
 
 def test_another_method_or_option_counts_from_then_on(ids: torch.Tensor) -> None:
-    """Nothing of the patch before stays, but the method of its entry, where none is given."""
+    """Nothing of the patch before stays."""
     model, other = make_model("bloom"), make_model("bloom")
     for options in ({"method": "ntk:4"}, {"method": "original", "window": 7}, {"method": "ntk:8"}):
         na.patch(model, **options)
         with na.patch(other, **options):
             assert torch.equal(run(model, ids), run(other, ids))
     na.patch(model, window=7)
-    with na.patch(other, "ntk:8", window=7):
+    with na.patch(other, window=7):
         assert torch.equal(run(model, ids), run(other, ids))
 
 
@@ -132,7 +152,7 @@ def test_a_patch_of_the_inner_model_is_one_of_the_whole(
     with na.patch(model.base_model, na.NTK(4.0), attention=form):
         assert [x.scaling for x in na.patched(model)] == [na.NTK(4.0)]
         inner = run(model, ids)
-    assert na.patched(model) == []
+    assert [x.scaling for x in na.patched(model)] == [na.NTK(2.0)]
     with na.patch(model, na.NTK(4.0), attention=form):
         assert torch.equal(run(model, ids), inner)
 
@@ -305,11 +325,65 @@ def test_the_tested_versions_are_those_declared() -> None:
     assert transformers_versions.TRANSFORMERS_VERSIONS[0] <= Version(transformers.__version__)
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
-def test_layers_keep_the_signature_of_their_forward(name: str) -> None:
-    """Calibration tools replay a layer with the arguments that its signature names."""
-    model = make_model(name)
-    layers = [x for x in model.modules() if type(x).__name__.endswith("Attention")]
-    before = [list(inspect.signature(x.forward).parameters) for x in layers]
-    with na.patch(model, "ntk:2"):
-        assert [list(inspect.signature(x.forward).parameters) for x in layers] == before
+def run_patched(model: Any, ids: torch.Tensor, method: str, form: Any) -> torch.Tensor:
+    with na.patch(model, method, attention=form):
+        return run(model, ids)
+
+
+@pytest.mark.parametrize("form", ["fused", "eager"])
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon", "t5", "mpnet", "jina"])
+def test_a_patch_is_a_class(family: str, form: Any) -> None:
+    """Wrappers, copies and calibration tools find what a class has, and nothing on the instance."""
+    model = model_of(family)
+    parts = list(model.modules())
+    classes = [type(x) for x in parts]
+    signatures = [inspect.signature(x.forward) for x in parts]
+    with na.patch(model, attention=form):
+        assert any(type(x) is not cls for x, cls in zip(parts, classes, strict=True))
+        for part, cls, signature in zip(parts, classes, signatures, strict=True):
+            assert isinstance(part, cls)
+            assert type(part).__name__ == cls.__name__
+            assert type(part).__module__ == cls.__module__
+            assert inspect.signature(part.forward) == signature
+            assert "forward" not in vars(part)
+        again = [type(x) for x in parts]
+        with na.patch(copy.deepcopy(model), attention=form):
+            pass
+        na.patch(model, attention=form)
+        assert [type(x) for x in parts] == again
+        pickled = pickle.loads(pickle.dumps(model))
+        assert [type(x) for x in pickled.modules()] == again
+    na.unpatch(model)
+    assert [type(x) for x in parts] == classes
+    assert not any("ntk_alibi" in name for x in parts for name in vars(x))
+
+
+class Sharded:
+    """What FSDP2 and parametrizations do: a class of the class that a module has."""
+
+    @staticmethod
+    def give(module: Any) -> None:
+        cls = type(module)
+        module.__class__ = type(f"Sharded{cls.__name__}", (cls,), {})
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["after the patch", "before the patch"])
+@pytest.mark.parametrize("form", ["fused", "eager", "traceable"])
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_others_may_make_a_class_of_a_patched_one(family: str, form: Any, before: bool) -> None:
+    model, ids = make_model(family), torch.arange(3, 23)[None]
+    stock = run(model, ids)
+    expected = run_patched(model, ids, "ntk:4", form)
+    if before:
+        for part in model.modules():
+            Sharded.give(part)
+    handle = na.patch(model, "ntk:4", attention=form)
+    if not before:
+        for part in model.modules():
+            Sharded.give(part)
+    torch.testing.assert_close(run(model, ids), expected, **LOGITS)
+    handle.undo()
+    torch.testing.assert_close(run(model, ids), stock, **LOGITS)
+    assert all(type(x).__name__.startswith("Sharded") for x in model.modules())
+    with na.patch(model, "ntk:4", attention=form):
+        torch.testing.assert_close(run(model, ids), expected, **LOGITS)

@@ -19,7 +19,7 @@ class BiALiBi(BiasObject):
     Formula::
 
         bias[h, i, j] = 0                  for i = j
-                        -first_h           for i = 0 or j = 0
+                        -first_h           for i <= 0 or j = 0
                         -left_h (i - j)    for i > j
                         -right_h (j - i)   for i < j
 

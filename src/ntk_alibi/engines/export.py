@@ -26,8 +26,8 @@ from ntk_alibi import _checks, _files, _installed
 from ntk_alibi._core import __version__
 from ntk_alibi.engines import FORMATS
 from ntk_alibi.integrations import AS_SAVED, families, patch
+from ntk_alibi.integrations.classes import PATCH
 from ntk_alibi.integrations.family import Family
-from ntk_alibi.integrations.forwards import PATCH
 from ntk_alibi.integrations.settings import Settings
 
 #: The file that describes an exported folder; only a folder with this file is replaced.

@@ -24,7 +24,6 @@ from ntk_alibi.engines.export import Format, Request, Written
 from ntk_alibi.integrations import patch
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.overriding import in_evaluation
-from ntk_alibi.integrations.patching import keeping_patches
 
 #: Axes of any length, by optimum's names.
 BATCH, NEW, PAST = "batch_size", "sequence_length", "past_sequence_length"
@@ -255,5 +254,5 @@ def any_length(axes: Axes) -> dict[int, Any]:
 def _traceable(request: Request, model: nn.Module) -> Iterator[None]:
     """Patch the request's model, or a copy of it, with its settings and attention="traceable"."""
     settings = replace(request.settings, attention="traceable")
-    with keeping_patches(model), patch(model, **settings.arguments()):
+    with patch(model, **settings.arguments()):
         yield

@@ -19,14 +19,14 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.integrations.attend import Attend
     from ntk_alibi.integrations.config import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
-    from ntk_alibi.integrations.patching import PatchHandle, apply, handles
+    from ntk_alibi.integrations.patching import PatchHandle, apply, handles, saved_entry
     from ntk_alibi.integrations.settings import (
         Settings,
         settings_of,
         warn_of_another_train_length,
         warn_of_silent_choices,
     )
-    from ntk_alibi.methods import ENTRY, ORIGINAL, read_entry, scaling_and_log_n
+    from ntk_alibi.methods import ENTRY, ORIGINAL, scaling_and_log_n
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.
@@ -60,10 +60,12 @@ def patch(
     """Give a live ALiBi model another scaling and another attention, in place and revocably.
 
     Only this instance changes. It stays patched until `.undo()` of the returned handle, the end of
-    a `with` block, or another patch, which takes the place of this one. Weights, generate(),
+    a `with` block, which gives back the patch before, or another patch, which takes the place of
+    this one with all its settings. Weights, generate(),
     caches, padding and gradient checkpointing keep working. A call that raises changes nothing. A
-    deep copy or a pickle of a patched model is patched by a patch of its own; layers that are
-    copied, or shared with a model without patch, are not stretched there.
+    copy or a pickle of a patched model is patched by a patch of its own; layers that are copied, or
+    shared with a model without patch, are not stretched there. Patched modules have a class of the
+    same name, a subclass of their own one: patch before others replace or wrap a forward.
 
     The patch is written into the model's configuration, as `config.ntk_alibi`, a dict such as
     {"method": "ntk:4", "window": 4096}, which save_pretrained, push_to_hub and Trainer save. After
@@ -77,14 +79,14 @@ def patch(
             training length is in the model's config; "original" or None for the model's own slopes;
             a scaling; or a dict for `scaling_from_config`. A dynamic one has one factor for each
             row, by the number of its real tokens, those in the cache included; cached keys keep
-            what they were computed with. Left out, it is what the model's configuration has, or
-            "original". (T5, its relatives and MPNet have no slopes to scale, and take "original" or
-            a bias.) Or a bias in the place of the model's own, added to scaled scores in every
-            family: a `BiasObject` for the model's heads; a torch module that returns one without
-            hidden states, as in `ntk_alibi.torch.learned_bias`, which becomes the submodule
-            `ntk_alibi_bias` of the model whose layers attend; or a dict of layers to them, whose
-            other layers keep their own. It needs "fused" or "eager", and is not written into the
-            configuration.
+            what they were computed with. Left out, it is what the model's configuration had when it
+            was loaded or made, or "original". (T5, its relatives and MPNet have no slopes to scale,
+            and take "original" or a bias.) Or a bias in the place of the model's own, added to
+            scaled scores in every family: a `BiasObject` for the model's heads; a torch module that
+            returns one without hidden states, as in `ntk_alibi.torch.learned_bias`, which becomes
+            the submodule `ntk_alibi_bias` of the model whose layers attend; or a dict of layers to
+            them, whose other layers keep their own. It needs "fused" or "eager", and is not written
+            into the configuration.
         attention: "fused", the default, calls `ntk_alibi.attention`, which never forms a matrix of
             queries x keys. "eager" forms it: for BLOOM by transformers' own arithmetic (with
             "original" to the bit), for the others in float32. Calls with output_attentions are
@@ -110,12 +112,13 @@ def patch(
 
     Raises:
         TypeError: model is no torch module, method is no method, or family is no family.
-        ValueError: the model has no ALiBi attention of a known family, has a forward method of its
-            own; a bias is of other heads, or has values of single tokens; window or causal_block is
-            below 1; sink is below 0, or given without window and causal_block;
-            attention="traceable" comes with a dynamic scaling or a mask option; config.ntk_alibi is
-            wrong; at a call, arguments describe several texts in a row, or a `WindowCache` holds
-            other tokens than the patch shows.
+        ValueError: the model has no ALiBi attention of a known family, or a part whose forward
+            others have replaced, or the configuration object of a model with another patch; a bias
+            is of other heads, or has values of single tokens; window or causal_block is below 1;
+            sink is below 0, or given without window and causal_block; attention="traceable" comes
+            with a dynamic scaling or a mask option; config.ntk_alibi is wrong; at a call,
+            arguments describe several texts in a row, or a `WindowCache` holds other tokens than
+            the patch shows.
         RuntimeError: the transformers version is unknown, its code is not what the patch expects,
             or a layer of a family outside transformers computes something else than its patch; at
             a call, a layer of the model is called by a model without patch.
@@ -155,7 +158,7 @@ def patch(
     entry = None
     if method is AS_SAVED:
         method = None
-        entry, *others = (read_entry(getattr(target, "config", None)) for target in targets)
+        entry, *others = map(saved_entry, targets)
         plain = {"method": ORIGINAL}
         _check_same(f"config.{ENTRY}", entry or plain, [other or plain for other in others])
     if entry is not None:
@@ -247,7 +250,7 @@ def patched(model: nn.Module) -> list[PatchHandle]:
         >>> [patch.scaling for patch in na.patched(model)]
         [NTK(factor=4.0)]
     """
-    return handles(families.found(model)[1])
+    return handles(model, families.found(model)[1])
 
 
 def unpatch(model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from packaging.version import Version
 from torch import nn
 
+from ntk_alibi.integrations.classes import stock_class
 from ntk_alibi.integrations.transformers_versions import transformers_version
 
 #: The names of the cache in the installed version, the current one first. Before 5.24 `cache` was
@@ -31,7 +32,7 @@ def positional_names(model: nn.Module) -> tuple[str, ...]:
 
     Hooks keep them, since what torch traces cannot ask for them.
     """
-    parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    parameters = list(inspect.signature(stock_class(model).forward).parameters.values())[1:]
     return tuple([x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD])
 
 
@@ -51,12 +52,6 @@ def cache_of(arguments: Mapping[str, Any]) -> Any:
         if cache is not None and hasattr(cache, "get_seq_length"):
             return cache
     return None
-
-
-def paged_cache_of(arguments: Mapping[str, Any]) -> Any:
-    """Return the paged cache of continuous batching among the arguments of a model, or None."""
-    cache = arguments.get("cache")
-    return None if cache is cache_of(arguments) else cache
 
 
 def check_cache_in_use(arguments: Mapping[str, Any]) -> None:

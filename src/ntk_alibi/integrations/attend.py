@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,13 +11,14 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import graph_operator, passes
+from ntk_alibi.integrations import graph_operator, passes, run_again
 from ntk_alibi.integrations.arguments import CACHE
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forms import eager, fused
 from ntk_alibi.integrations.forwards import running_tokens
+from ntk_alibi.integrations.layer_call import LayerCall
 from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.inputs import PassInputs, Sizes
+from ntk_alibi.integrations.passes.inputs import PassInputs
 from ntk_alibi.integrations.passes.mask_values import check_tensor
 from ntk_alibi.integrations.tokens import Tokens, untraced
 
@@ -57,6 +59,12 @@ class Attend:
         self.family = self.patch.family
         self.shares = None if self.table is None else self.table.table
 
+    @property
+    def index(self) -> int:
+        """The number of the layer in a cache: as transformers', which may number layers anew."""
+        own = getattr(self.layer, "layer_idx", None)
+        return self.number if own is None else own
+
     def __call__(
         self,
         query: torch.Tensor,
@@ -94,94 +102,62 @@ class Attend:
         Raises:
             ValueError: a shape is wrong, or the mask does something else than hide keys.
         """
-        compiling = torch.compiler.is_dynamo_compiling()
-        if compiling and graph_operator.fits(self, query, mask, cache, dropout, weights):
-            inputs = query, key, value, mask, cache, scale, dropout
-            return graph_operator.attend_in_graph(self, *inputs), None
-        return self.compute(query, key, value, mask, cache, scale, weights, dropout)
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        call = LayerCall(query, key, value, mask, cache, scale, dropout, weights)
+        if torch.compiler.is_dynamo_compiling() and graph_operator.fits(self, call):
+            return graph_operator.attend_in_graph(self, call), None
+        return self.compute(call)
 
     @untraced
-    def compute(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: Any,
-        cache: Any,
-        scale: float | None,
-        weights: bool,
-        dropout: float,
-        seed: int | None = None,
-        rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute what a call returns, outside of a graph.
-
-        `seed` is the seed of dropout, or None to draw one; `rows` are the rows of the layer's
-        table, or None to read them.
-        """
-        if type(query) is not torch.Tensor:
-            _checks.check_plain("query", query)
-        own, dtype = self.family.code is None, value.dtype
+    def compute(self, call: LayerCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute what a call returns, outside of a graph."""
+        if type(call.query) is not torch.Tensor:
+            _checks.check_plain("query", call.query)
+        own, dtype = self.family.code is None, call.value.dtype
         if own:
-            query, key, value = self._in_one_dtype(query, key, value)
-        scale = query.shape[3] ** -0.5 if scale is None else scale
-        forward_pass = mask.forward_pass if isinstance(mask, Tokens) else None
+            call = self._in_one_dtype(call)
+        forward_pass: Pass | None = getattr(call.mask, "forward_pass", None)
         if forward_pass is None:
-            sizes = query.shape[0], query.shape[2], key.shape[2]
-            forward_pass = self.pass_of(mask, sizes, query.device, cache, weights)
+            forward_pass = self.pass_of(call)
         heads = forward_pass.problem.shape[1]
-        if query.shape[1] != heads:
+        if call.query.shape[1] != heads:
             raise ValueError(
                 f"query must have the {heads} heads that {type(self.layer).__name__} had at the "
-                f"patch, got {query.shape[1]}: patch again after changing heads"
+                f"patch, got {call.query.shape[1]}: patch again after changing heads"
             )
-        compute = FORMS[forward_pass.settings.attention]
-        output, formed = compute(
-            self, forward_pass, query, key, value, cache, scale, dropout, seed, rows
-        )
-        return output.to(dtype) if own else output, formed
+        output, formed = FORMS[forward_pass.settings.attention](self, forward_pass, call)
+        if own:
+            output = run_again.checked(output, self.patch.serial).to(dtype)
+        return output, formed
 
     def gradients(
-        self,
-        gradient: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cache: Any,
-        mask: torch.Tensor | None,
-        scale: float | None,
-        dropout: float,
-        seed: int | None,
-        rows: torch.Tensor | None,
+        self, call: LayerCall, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the gradients of queries, of all keys and values, and of rows, in a graph."""
-        sizes = query.shape[0], query.shape[2], key.shape[2]
-        tokens = self.tokens_of(mask, sizes, query.device, cache)
-        forward_pass = self.pass_of(tokens, sizes, query.device, cache, False)
-        key, value, _ = self.with_cached(forward_pass, key, value, cache)
-        scale = query.shape[3] ** -0.5 if scale is None else scale
-        of_query, of_key, of_value, of_table = fused.compute_gradients_of_layer(
-            self, forward_pass, query, key, value, scale, gradient, dropout, seed, rows
-        )
+        tokens = self.tokens_of(call)
+        forward_pass = self.pass_of(call._replace(mask=tokens))
+        key, value, _ = self.with_cached(forward_pass, call)
+        call = call._replace(key=key, value=value)
+        of = fused.compute_gradients_of_layer(self, forward_pass, call, gradient)
         of_rows = None
-        if rows is not None:
-            of_rows = self.table.table.rows_gradient(forward_pass.problem, of_table).to(rows.dtype)
-        return of_query, of_key, of_value, of_rows
+        if call.rows is not None:
+            of_rows = self.table.table.rows_gradient(forward_pass.problem, of.table)
+            of_rows = of_rows.to(call.rows.dtype)
+        return of.query, of.key, of.value, of_rows
 
     def with_cached(
-        self, forward_pass: Pass, key: Any, value: Any, cache: Any, append: Any = None
+        self, forward_pass: Pass, call: LayerCall, append: Any = None
     ) -> tuple[Any, Any, int]:
-        """Return the keys and values of a pass, and how many places of a cache are empty.
+        """Return all keys and values of a pass, and how many places of a cache are empty.
 
         Args:
             forward_pass: the pass.
-            key: the new keys.
-            value: the new values.
-            cache: the cache that holds the keys before these and gets these, or None.
-            append: what appends to it, `update` if None.
+            call: the call, which has the new keys and values.
+            append: what appends them to the cache, `update` if None.
         """
-        if cache is not None:
-            key, value = (append or cache.update)(key, value, self.number)
+        key, value = call.key, call.value
+        if call.cache is not None:
+            key, value = (append or call.cache.update)(key, value, self.index)
         batch, _, _, length = forward_pass.problem.shape
         places = key.shape[2]
         if (key.shape[0], places) != (batch, forward_pass.real.shape[1]):
@@ -201,44 +177,38 @@ class Attend:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""
         return bool(weights) or self.patch.settings.attention == "eager"
 
-    def pass_of(
-        self, mask: Any, sizes: Sizes, device: torch.device, cache: Any, weights: bool
-    ) -> Pass:
+    def pass_of(self, call: LayerCall) -> Pass:
         """Return the pass of a layer's tokens: the previous layer's pass, if they are the same."""
-        tokens = mask
-        if not isinstance(mask, Tokens):
+        tokens = call.mask
+        if not isinstance(tokens, Tokens):
             if self.patch.hands_over:
                 raise RuntimeError(
                     f"mask of {type(self.layer).__name__} must be the tokens that its patched "
-                    f"model hands over, got {_checks.briefly(mask)}: call the model"
+                    f"model hands over, got {_checks.briefly(tokens)}: call the model"
                 )
-            check_tensor("attention_mask", mask)
-            weights = weights or getattr(running_tokens(), "weights", False)
-            tokens = self.tokens_of(mask, sizes, device, cache, weights)
+            check_tensor("attention_mask", tokens)
+            weights = call.weights or getattr(running_tokens(), "weights", False)
+            call = call._replace(weights=weights)
+            tokens = self.tokens_of(call)
         if tokens.forward_pass is None:
-            inputs = PassInputs.of(self, tokens, sizes, device, cache, weights=weights)
-            tokens.forward_pass = passes.begin(inputs)
+            tokens.forward_pass = passes.begin(PassInputs.of(self, tokens, call))
             tokens.mask = None  # which keeps these tokens as long as it lives
         return cast(Pass, tokens.forward_pass)
 
-    def tokens_of(
-        self,
-        mask: Any,
-        sizes: Sizes,
-        device: torch.device,
-        cache: Any = None,
-        weights: bool = False,
-    ) -> Tokens:
+    def tokens_of(self, call: LayerCall) -> Tokens:
         """Return the tokens of a mask that a layer or a graph got in place of them."""
-        # Threads that share a model have caches of different lengths.
-        past = 0 if cache is None else int(cache.get_seq_length(self.number))
-        tokens: Tokens = self.patch.memory.tokens_of(mask, (sizes, past, device, weights), self)
+        # Threads that share a model have caches of different lengths, and a model may run amid its
+        # own pass.
+        past = 0 if call.cache is None else int(call.cache.get_seq_length(self.index))
+        running = running_tokens()
+        running = None if running is None else weakref.ref(running)
+        of = call.sizes, past, call.query.device, call.weights, running
+        tokens: Tokens = self.patch.memory.tokens_of(call.mask, of, self)
         return tokens
 
-    def _in_one_dtype(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _in_one_dtype(self, call: LayerCall) -> LayerCall:
         """Return what a family that others wrote computed, checked, in one dtype."""
+        query, key, value = call.query, call.key, call.value
         for name, x in (("query", query), ("key", key)):
             if x.ndim != 4:
                 raise ValueError(
@@ -258,6 +228,7 @@ class Attend:
                 f"got {tuple(key.shape)} and {tuple(value.shape)}"
             )
         if query.dtype == key.dtype == value.dtype:
-            return query, key, value
+            return call
         wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-        return query.to(wide), key.to(wide), value.to(wide)  # norms of queries under autocast
+        # Norms of queries are wider under autocast.
+        return call._replace(query=query.to(wide), key=key.to(wide), value=value.to(wide))

@@ -48,14 +48,11 @@ def _names_scaling(name: str, scaling: Any, train_length: int | None) -> bool:
     return name != repr(scaling) and bool(parse_method(name, train_length).scaling == scaling)
 
 
-def write_entry(model: nn.Module, targets: Iterable[Any], entry: dict[str, Any] | None) -> Written:
-    """Write an entry, or take one away, where a model that holds patched ones keeps it.
+def configs_of(model: nn.Module, targets: Iterable[Any]) -> list[Any]:
+    """Return the configurations that hold the entry of a model's patch.
 
     These are the configurations of the patched models, and others of their kind: of a model around
     them, or inside of its own, from which it makes the patched models.
-
-    Returns:
-        The argument of `restore_entries`, which undoes it.
     """
     targets = list(targets)
     kinds = tuple({type(x.config) for x in targets if hasattr(x, "config")})
@@ -72,22 +69,46 @@ def write_entry(model: nn.Module, targets: Iterable[Any], entry: dict[str, Any] 
         for own in (config, *getattr(config, "__dict__", {}).values()):
             if isinstance(own, kinds):
                 found[id(own)] = own
-    written = []
-    for config in found.values():
-        written.append((config, (getattr(config, ENTRY),) if hasattr(config, ENTRY) else ()))
+    return list(found.values())
+
+
+def write_entry(configs: Iterable[Any], entry: dict[str, Any] | None, earlier: Written) -> Written:
+    """Write an entry into configurations, or take one away.
+
+    Args:
+        configs: the configurations.
+        entry: the entry, or None for none.
+        earlier: what the patch before has written, or nothing.
+
+    Returns:
+        The argument of `restore_entries`, which undoes this and the patch before.
+    """
+    written = list(earlier)
+    for config in configs:
+        if all(config is not known for known, _ in written):
+            written.append((config, before_patches(config, earlier)))
         _set(config, () if entry is None else (dict(entry),))
     return written
+
+
+def before_patches(config: Any, written: Written) -> tuple[Any, ...]:
+    """Return the entry that a configuration had before patches, or nothing.
+
+    Args:
+        config: the configuration, which may be a copy of one that a patch has changed.
+        written: what the patch has written.
+    """
+    now = (getattr(config, ENTRY),) if hasattr(config, ENTRY) else ()
+    for known, before in written:
+        if now == ((getattr(known, ENTRY),) if hasattr(known, ENTRY) else ()):
+            return before
+    return now
 
 
 def restore_entries(written: Written) -> None:
     """Undo `write_entry`, which returned this."""
     for config, before in written:
         _set(config, before)
-
-
-def write_again(written: Written, entry: dict[str, Any] | None) -> None:
-    """Write an entry where `write_entry`, which returned this, had written it."""
-    restore_entries([(config, () if entry is None else (dict(entry),)) for config, _ in written])
 
 
 def _set(config: Any, entry: tuple[Any, ...]) -> None:

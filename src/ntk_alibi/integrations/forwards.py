@@ -1,15 +1,15 @@
-"""The forward methods that a patch gives a model and its attention layers.
+"""The forward methods that a patch gives the class of a model and of its attention layers.
 
 The model's says which patch runs, and hands `Tokens` to transformers in place of masks. A layer's
-looks for the patch that runs, and attends by it. Neither holds a patch: layers that several models
-share, copies and files of parts carry nothing of a model.
+finds them, and attends by their patch. Neither holds a patch: layers that several models share,
+copies and files of parts carry nothing of a model.
 """
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,11 @@ import torch
 from torch import nn
 
 from ntk_alibi._torch_state import has_values, in_backward_pass, is_tracing
+from ntk_alibi.integrations import graph_operator, run_again
 from ntk_alibi.integrations.arguments import cache_of, check_cache_in_use, inputs_of
+from ntk_alibi.integrations.classes import PATCH, PLACE, stock_class
 from ntk_alibi.integrations.passes.mask_values import check_inputs, check_shape, shown
 from ntk_alibi.integrations.tokens import Tokens
-
-#: The attribute of a patched model that holds its `Patch`.
-PATCH = "_ntk_alibi_patch"
-
-#: The attribute of a layer that holds the patches to which it belongs, `Owners`.
-OWNERS = "_ntk_alibi_owners"
 
 #: Arguments that describe several texts in a row: collators without padding, continuous batching.
 PACKED = (
@@ -44,38 +40,21 @@ INSTEAD = (
     "or vLLM, reads packed rows"
 )
 
-#: The tokens of the patched model that runs in this thread.
+#: The tokens of the patched model that runs in this thread, or `STOCK`.
 _running = threading.local()
 
-
-class Owners:
-    """The living patches to which a layer belongs; a copy of the layer belongs to none.
-
-    Attributes:
-        place: the number of the layer, and whether it attends to other states.
-        attends: the `Attend` of the layer in each patch, weakly, by the key of the patch. Dynamo
-            compiles what all layers run once, and reads an integer's entry for each layer anew; of
-            a dict by modules it would take the first layer's entry for all.
-    """
-
-    def __init__(self, place: tuple[int, bool]) -> None:
-        self.place = place
-        self.attends: dict[int, Any] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Owners, (self.place,)
-
-    def living(self) -> list[Any]:
-        """Return the `Attend` of the layer in each patch whose model lives."""
-        return [x for x in (reference() for reference in self.attends.values()) if x is not None]
+#: What runs in place of tokens where layers attend by their own forward.
+STOCK = Tokens()
 
 
 def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replace the forward of a patched model."""
     patch = getattr(model, PATCH, None)
-    if patch is None:  # a graph that was made before the patch was undone
-        return type(model).forward(model, *args, **kwargs)
-    own = patch.own_forward or partial(type(model).forward, model)
+    if patch is None:  # undone, where others have made a class of the patched one since
+        return stock_class(model).forward(model, *args, **kwargs)
+    if patch.model is not model:
+        patch = patch.adopt(model)
+    own = partial(patch.family.model_forward or stock_class(model).forward, model)
     # Dynamo of torch 2.9 takes strict=False for True.
     names = zip(patch.positional[: len(args)], args)  # noqa: B905
     arguments = {**dict(names), **kwargs} if args else kwargs
@@ -94,16 +73,30 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replace the forward of an attention layer: a patched model attends, others call its own."""
     tokens: Any = getattr(_running, "tokens", None)  # no call more in each layer of a token
-    owners: Any = getattr(layer, OWNERS, None)
-    attend = None
-    if owners is not None:
-        reference = None if tokens is None else owners.attends.get(tokens.patch.key)
-        attend = None if reference is None else reference()
-        if attend is None or attend.patch is not tokens.patch:
-            attend = _attend_of_another(layer, owners, [tokens, *args, *kwargs.values()])
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tokens) and value.patch is not None:
+            tokens = value  # of a checkpointed layer, which runs again amid another model's pass
+    attend, place = None, getattr(layer, PLACE, None)
+    if tokens is not None and tokens is not STOCK:
+        attend = tokens.patch.numbered.get(place)
+        if attend is None or attend.layer is not layer:
+            attend = tokens.patch.attend_of(layer)
+    if attend is None and place is not None and tokens is not STOCK:
+        attend = _attend_without_tokens(layer, (*args, *kwargs.values()))
     if attend is None:
-        return type(layer).forward(layer, *args, **kwargs)
+        return stock_class(layer).forward(layer, *args, **kwargs)
     return attend.family.forward(attend, layer, *args, **kwargs)
+
+
+@contextmanager
+def as_stock() -> Iterator[None]:
+    """Let layers attend by their own forward, which a model without patch may share with others."""
+    before = running_tokens()
+    _running.tokens = STOCK
+    try:
+        yield
+    finally:
+        _running.tokens = before
 
 
 def running_tokens() -> Any:
@@ -111,30 +104,22 @@ def running_tokens() -> Any:
     return getattr(_running, "tokens", None)
 
 
-def signature_without_types(module: nn.Module) -> inspect.Signature:
-    """Return the signature of a module's own forward, for those who ask for names; it pickles."""
-    signature = inspect.signature(type(module).forward.__get__(module))
-    parameters = [x.replace(annotation=x.empty) for x in signature.parameters.values()]
-    return inspect.Signature(parameters)
+def _attend_without_tokens(layer: nn.Module, values: Iterable[Any]) -> Any:
+    """Return the `Attend` of a layer that no patched model calls, or None for its own forward.
 
-
-def _attend_of_another(layer: nn.Module, owners: Owners, values: Iterable[Any]) -> Any:
-    """Return the `Attend` of a layer that was not at its place when the patch began, or None.
-
-    A layer attends by the tokens of the model that runs, or by those among its arguments: it is a
-    copy in a patched model, or runs again. A checkpointed layer of remote code, which got a mask,
-    runs again in the backward pass alone. A strict export has no state beside arguments.
+    A checkpointed layer of remote code, which got a mask, runs again in the backward pass alone. A
+    strict export has no state beside arguments.
     """
-    for value in values:
-        if isinstance(value, Tokens) and value.patch is not None:
-            attend = value.patch.attend_of(layer, owners.place)
-            if attend is not None:
-                return attend
-    living = owners.living()
-    if len(living) == 1 and (_exports_strictly() or in_backward_pass()):
-        return living[0]
-    if living:
-        patch = living[0].patch
+    found = [patch.own(layer) for patch in graph_operator.in_force()]
+    owners = [attend for attend in found if attend is not None]
+    if owners and in_backward_pass():
+        knowing = [x for x in owners if x.patch.memory.knows(values)]
+        owners = knowing if len(knowing) == 1 else owners
+        run_again.check_has_run(owners[0].patch)
+    if len(owners) == 1 and (_exports_strictly() or in_backward_pass()):
+        return owners[0]
+    if owners:
+        patch = owners[0].patch
         raise RuntimeError(
             f"layer must be called by its patched {type(patch.model).__name__} "
             f"({patch!r}), got a call of {type(layer).__name__} from elsewhere: undo that "
@@ -152,6 +137,8 @@ def _handed_over(patch: Any, arguments: dict[str, Any]) -> Tokens:
     """Check the arguments of a model, put tokens in place of its masks, and return the tokens."""
     family, mask = patch.family, arguments.get("attention_mask")
     tokens = mask if isinstance(mask, Tokens) else Tokens(patch, mask)
+    if not patch.hands_over and not torch.compiler.is_exporting():
+        patch.has_run = True
     if family.code is None:
         return tokens
     if mask is not tokens:
@@ -214,16 +201,16 @@ def _check_layers(patch: Any) -> None:
     Layers get tokens in all other models, which those without patch refuse.
     """
     layers = patch.family.layers(patch.model)
-    if patch.traceable and any(OWNERS not in vars(layer) for layer in layers):
+    if patch.traceable and not all(hasattr(layer, PLACE) for layer in layers):
         raise ValueError(
             f"model must have the layers that it had at the patch, got a {patch.family.name} with "
             "other ones: patch again after replacing layers"
         )
     if patch.family.tables is None:
         return
-    attend = patch.attends.get(layers[0])
-    owner = layers[0] if attend is None else attend.table.table.owner
-    if owner is not layers[0] and owner in patch.attends:
+    first = patch.own(layers[0])
+    owner = layers[0] if first is None else first.table.table.owner
+    if owner is not layers[0] and patch.own(owner) is not None:
         raise ValueError(
             f"model must have the layers that it had at the patch, got a {patch.family.name} "
             "without the first one, whose table of biases the others share: undo the patch"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,76 +17,81 @@ import torch
 from ntk_alibi._torch_state import is_transformed
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.tensors.dropout import to_seed
+from ntk_alibi.integrations import run_again
 from ntk_alibi.integrations.caches import Bounded, ReadAsHeld
+from ntk_alibi.integrations.layer_call import LayerCall
 from ntk_alibi.integrations.tokens import Tokens
 
 _unused = itertools.count()
 
-#: The patch in force of each model, by the key that graphs have for the model.
-_patches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+#: The last patch of each model that lives, by the key that graphs have for the model. Dynamo reads
+#: a dict of weak references.
+_patches: dict[int, weakref.ref[Any]] = {}
 
 
 def key_for(patch: Any, key: int | None = None) -> int:
     """Return the key by which graphs find a patch: a new one, or the key of the one before."""
     key = next(_unused) if key is None else key
-    _patches[key] = patch
+    _patches[key] = weakref.ref(patch, partial(_forget, key))
     return key
 
 
-def fits(attend: Any, query: Any, mask: Any, cache: Any, dropout: float, weights: Any) -> bool:
+def _forget(key: int, reference: weakref.ref[Any]) -> None:
+    """Take away the entry of a patch that is gone, unless its model has another one."""
+    if _patches.get(key) is reference:
+        del _patches[key]
+
+
+def in_force() -> list[Any]:
+    """Return all patches in force."""
+    patches = [reference() for reference in list(_patches.values())]
+    return [patch for patch in patches if patch is not None and patch.in_force]
+
+
+def fits(attend: Any, call: LayerCall) -> bool:
     """Return whether the operator can compute a call of a layer that Dynamo traces."""
     if torch.compiler.is_exporting() or is_transformed(maps=True):
         return False
-    if weights or isinstance(cache, ReadAsHeld | Bounded):
+    if call.weights or isinstance(call.cache, ReadAsHeld | Bounded):
         return False
-    overwritten = getattr(cache, "is_compileable", False)  # a static cache
-    if dropout and (overwritten or attend.is_eager(weights)):
+    overwritten = getattr(call.cache, "is_compileable", False)  # a static cache
+    if call.dropout and (overwritten or attend.is_eager(call.weights)):
         return False
     if torch.is_grad_enabled():
-        in_core = query.is_cpu and query.dtype is not torch.float64
+        in_core = call.query.is_cpu and call.query.dtype is not torch.float64
         if attend.patch.settings.bias is not None or overwritten or not in_core:
             return False
-    if isinstance(mask, Tokens):
-        return not mask.weights and mask.forward_pass is None
+    if isinstance(call.mask, Tokens):
+        return not call.mask.weights and call.mask.forward_pass is None
     return not attend.patch.hands_over
 
 
-def attend_in_graph(
-    attend: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    cache: Any,
-    scale: float | None,
-    dropout: float,
-) -> torch.Tensor:
+def attend_in_graph(attend: Any, call: LayerCall) -> torch.Tensor:
     """Return the output of a layer that Dynamo traces; a cache gets the new keys before."""
-    mask, end = mask.mask if isinstance(mask, Tokens) else mask, None
-    if cache is not None:
-        key, value = cache.update(key, value, attend.number)
-        end = cache.get_seq_length(attend.number)
+    query, key, value, mask, end = *call[:4], None
+    mask = mask.mask if isinstance(mask, Tokens) else mask
+    if call.cache is not None:
+        key, value = call.cache.update(key, value, attend.index)
+        end = call.cache.get_seq_length(attend.index)
         if not isinstance(end, torch.Tensor):
             end = torch.full((), end, dtype=torch.int64)
     rows = None
     if attend.table is not None and torch.is_grad_enabled():
         rows = attend.table.table.rows(query.device)
         rows = rows if rows.requires_grad else None
-    seed = to_seed(checked_dropout(dropout, None, query, key.shape[2]))
+    seed = to_seed(checked_dropout(call.dropout, None, query, key.shape[2]))
     tensors = query, key, value, mask, end, rows, seed
     place = attend.patch.key, attend.number, attend.crosses
-    results = _layer_attention(*tensors, *place, scale, float(dropout))
+    results = _layer_attention(*tensors, *place, call.scale, float(call.dropout))
     return cast(torch.Tensor, results[0])
 
 
 def _found(key: int, number: int, crosses: bool, serial: int | None = None) -> Any:
     """Return the `Attend` of a layer by the patch in force, which must have the serial number."""
-    patch = _patches.get(key)
+    reference = _patches.get(key)
+    patch = None if reference is None else reference()
     if patch is None or not patch.in_force or serial not in (None, patch.serial):
-        raise ValueError(
-            "the patch must stay as it is until the backward pass of a compiled model is done, "
-            "which computes weights again: call backward() inside of the patch"
-        )
+        raise ValueError(run_again.ANOTHER_PATCH)
     return patch.numbered[number, crosses]
 
 
@@ -108,28 +114,24 @@ class Updated:
         return self._held[0].shape[2], 0
 
 
-def _inputs(
-    attend: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, end: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Updated | None]:
-    """Return query, the new keys and values, and the cache or None; autograd follows none."""
+def _call_of(attend: Any, given: tuple[Any, ...]) -> LayerCall:
+    """Return the call of which the operator got these arguments; autograd follows none of it."""
+    query, key, value, mask, end, rows, seed, _, _, _, scale, dropout = given
     query, key, value = (x.detach() for x in (query, key, value))
-    if end is None:
-        return query, key, value, None
-    seen = slice(0 if attend.crosses else int(end) - query.shape[2], int(end))
-    cache = Updated(key, value, seen.start)
-    return query, key[:, :, seen], value[:, :, seen], cache
-
-
-def _constants(
-    seed: torch.Tensor | None, rows: torch.Tensor | None
-) -> tuple[int | None, torch.Tensor | None]:
-    """Return the seed as an integer, and rows that autograd does not follow."""
-    return None if seed is None else int(seed), None if rows is None else rows.detach()
+    cache = None
+    if end is not None:
+        seen = slice(0 if attend.crosses else int(end) - query.shape[2], int(end))
+        cache = Updated(key, value, seen.start)
+        key, value = key[:, :, seen], value[:, :, seen]
+    return LayerCall(
+        query, key, value, mask, cache, scale, dropout,
+        seed=None if seed is None else int(seed), rows=None if rows is None else rows.detach(),
+    )  # fmt: skip
 
 
 _SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, Tensor? rows, "
-    "Tensor? seed, int patch, int number, bool crosses, float? scale, float dropout"
+    "Tensor? seed, int patch, int number, bool crosses, float scale, float dropout"
 )
 
 
@@ -147,7 +149,7 @@ def _layer_attention(
     patch: int,
     number: int,
     crosses: bool,
-    scale: float | None,
+    scale: float,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output of a layer, and the number of its patch.
@@ -163,17 +165,15 @@ def _layer_attention(
         patch: the key that `key_for` gave the patch.
         number: the number of the layer.
         crosses: whether it attends to other states.
-        scale: the factor of the products, or None.
+        scale: the factor of the products.
         dropout: the probability of dropping a weight.
     """
     attend = _found(patch, number, crosses)
-    query, key, value, cache = _inputs(attend, query, key, value, end)
-    sizes = query.shape[0], query.shape[2], key.shape[2]
-    tokens = attend.tokens_of(mask, sizes, query.device, cache)
+    place = patch, number, crosses
+    call = _call_of(attend, (query, key, value, mask, end, rows, seed, *place, scale, dropout))
     with torch.no_grad():
-        output: torch.Tensor = attend.compute(
-            query, key, value, tokens, cache, scale, False, dropout, *_constants(seed, rows)
-        )[0]
+        call = call._replace(mask=attend.tokens_of(call))
+        output: torch.Tensor = attend.compute(call)[0]
     return output.contiguous(), torch.tensor(attend.patch.serial)
 
 
@@ -196,12 +196,10 @@ def _layer_attention_backward(
     Raises:
         ValueError: the patch is another one than in the forward pass.
     """
-    query, key, value, mask, end, rows, seed, patch, number, crosses, scale, dropout = given
+    patch, number, crosses = given[7:10]
     attend = _found(patch, number, crosses, int(serial))
-    inputs = _inputs(attend, query, key, value, end)
-    others = mask, scale, dropout, *_constants(seed, rows)
-    *gradients, of_rows = attend.gradients(gradient, *inputs, *others)
-    return *gradients, query.new_empty(0) if of_rows is None else of_rows
+    *gradients, of_rows = attend.gradients(_call_of(attend, given), gradient)
+    return *gradients, given[0].new_empty(0) if of_rows is None else of_rows
 
 
 @_layer_attention_backward.register_fake

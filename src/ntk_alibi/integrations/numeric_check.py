@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ntk_alibi.integrations.classes import stock_class
+from ntk_alibi.integrations.forwards import as_stock
 from ntk_alibi.integrations.overriding import in_evaluation, replaced
 
 #: The greatest difference to a model's own layer, in units of its greatest output.
@@ -28,7 +30,7 @@ class _Reached(Exception):  # noqa: N818 - no error
 
 def example(model: Any) -> dict[str, Any]:
     """Return random input_ids, and an attention_mask with padding behind and before."""
-    names = inspect.signature(type(model).forward).parameters
+    names = inspect.signature(stock_class(model).forward).parameters
     tables = [x for x in model.modules() if isinstance(x, nn.Embedding)]
     if not {"input_ids", "attention_mask"} <= set(names) or not tables:
         raise ValueError(
@@ -60,7 +62,7 @@ def compare(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -
         return  # parameters have no values
     layer, given = family.layers(model)[0], family.example(model)
     with in_evaluation(model):
-        with replaced(family.while_compared(model)):
+        with replaced(family.while_compared(model)), as_stock():
             stock = _output(family, model, layer, given, "its own code")
         patch(model)
         ours = _output(family, model, layer, given, "the patch")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from torch import nn
@@ -18,20 +18,15 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import config, graph_operator, numeric_check, own_bias, version_check
 from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.family import Family, Replacement
-from ntk_alibi.integrations.forwards import (
-    OWNERS,
-    PATCH,
-    Owners,
-    layer_forward,
-    model_forward,
-    signature_without_types,
-)
+from ntk_alibi.integrations.classes import PATCH, PLACE, put, take_back
+from ntk_alibi.integrations.family import Family
+from ntk_alibi.integrations.forwards import layer_forward, model_forward
 from ntk_alibi.integrations.overriding import Restored, override, restore
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tables import LayerTable
-from ntk_alibi.integrations.tokens import MaskMemory
+from ntk_alibi.integrations.tokens import MaskMemory, untraced
 from ntk_alibi.integrations.transformers_versions import version_is_tested
+from ntk_alibi.methods import ENTRY, read_entry
 
 _lock = threading.RLock()
 _serials = itertools.count()
@@ -39,7 +34,7 @@ _serials = itertools.count()
 
 @dataclass(eq=False)
 class Patch:
-    """The patch of one model, which the model keeps; a deep copy of the model has one of its own.
+    """The patch of one model, which the model keeps; a copy of the model has one of its own.
 
     Attributes:
         family: the family of the model.
@@ -52,11 +47,13 @@ class Patch:
         rule: the rule of the model's slopes.
         causal: whether queries see no keys ahead of them.
         traceable: whether layers attend by transformers' own masks, in plain torch.
-        attends: the `Attend` of each attention layer.
-        numbered: the same by the number of a layer, and whether it attends to other states.
+        numbered: the `Attend` of each attention layer, by its number and whether it attends to
+            other states.
+        ended: whether it was taken back, so that the end of a block does not give it back.
+        has_run: whether the model has run with it, where its layers get masks.
         memory: what layers share of the masks that they get.
         positional: the arguments that the model's forward takes by position, too.
-        own_forward: what the model's forward was, if it had one of its own.
+        parts: modules besides the model to which the patch has given a class.
         replaced: arguments of `overriding.restore`.
         written: the argument of `config.restore_entries`.
     """
@@ -71,11 +68,12 @@ class Patch:
     rule: ModelSlopes = field(init=False)
     causal: bool = field(init=False)
     traceable: bool = field(init=False)
-    attends: dict[nn.Module, Attend] = field(init=False)
     numbered: dict[tuple[int, bool], Attend] = field(init=False)
+    ended: bool = field(init=False, default=False)
+    has_run: bool = field(init=False, default=False)
     memory: MaskMemory = field(init=False, default_factory=MaskMemory)
     positional: tuple[str, ...] = field(init=False)
-    own_forward: Callable[..., Any] | None = field(init=False, default=None)
+    parts: set[nn.Module] = field(init=False, default_factory=set)
     replaced: list[Restored] = field(init=False, default_factory=list)
     written: config.Written = field(init=False, default_factory=list)
 
@@ -84,7 +82,7 @@ class Patch:
         self.serial = next(_serials)
         self.rule, self.causal = family.rule(model), family.is_causal(model)
         self.positional, self.traceable = positional_names(model), self.settings.traceable
-        self.attends, self.numbered = {}, {}
+        self.numbered = {}
         attend_class: Any = Attend
         if self.traceable:
             from ntk_alibi.integrations.forms.traceable import TraceableAttend
@@ -99,19 +97,41 @@ class Patch:
                     table = LayerTable(tables[number], first=first)
                 causal, ends = self.causal and not crosses, layer is layers[-1]
                 attend = attend_class(self, layer, number, causal, crosses, table, ends)
-                self.numbered[number, crosses] = self.attends.setdefault(layer, attend)
+                self.numbered[number, crosses] = self.own(layer) or attend
 
-    def attend_of(self, layer: nn.Module, place: tuple[int, bool]) -> Attend | None:
-        """Return the `Attend` of a layer that got this patch's tokens; None if there is no place.
+    def own(self, layer: nn.Module) -> Attend | None:
+        """Return the `Attend` of one of the layers that the model had at the patch, or None."""
+        known = self.numbered.get(getattr(layer, PLACE, None))  # type: ignore[arg-type]
+        if known is not None and known.layer is layer:
+            return known
+        return next((x for x in self.numbered.values() if x.layer is layer), None)
 
-        Args:
-            layer: the layer, which may be a copy.
-            place: its number, and whether it attends to other states.
+    def attend_of(self, layer: nn.Module) -> Attend | None:
+        """Return the `Attend` of a layer that got this patch's tokens; None if it has no place.
+
+        The layer may be a copy, whose place is the one of its original.
         """
-        known = None if is_tracing() else self.attends.get(layer)
-        if known is None and place in self.numbered:
-            known = replace(self.numbered[place], layer=layer)
+        known = None if is_tracing() else self.own(layer)
+        if known is None:
+            known = self.numbered.get(getattr(layer, PLACE, None))  # type: ignore[arg-type]
+            known = None if known is None else replace(known, layer=layer)
         return known
+
+    @untraced
+    def adopt(self, model: nn.Module) -> Patch:
+        """Return the own patch of a shallow copy of the model, which has this one yet."""
+        with _lock:
+            held: Patch = getattr(model, PATCH)
+            if held.model is model:
+                return held
+            adopted = Patch(self.family, model, self.settings, self.entry, self.released)
+            names = {part: name for name, part in self.model.named_modules()}
+            for part, name, _, before in self.replaced:
+                owner = model.get_submodule(names[part])
+                adopted.replaced.append((owner, name, getattr(owner, name), before))
+            adopted.key = graph_operator.key_for(adopted)
+            setattr(model, PATCH, adopted)
+            return adopted
 
     @property
     def hands_over(self) -> bool:
@@ -123,7 +143,6 @@ class Patch:
         """Let the layers of a copied model belong to the copy's patch."""
         vars(self).update(state)
         self.serial, self.key = next(_serials), graph_operator.key_for(self)
-        _own(self)
 
     def __repr__(self) -> str:
         choices = repr(self.settings)
@@ -140,7 +159,8 @@ class Patch:
 class PatchHandle:
     """A patch in force, until `undo`, the end of its `with` block, or another patch of the model.
 
-    The block ends the patch for good: for another one call `patch` again.
+    The block ends the patch for good, and gives back the patch that it replaced: blocks may be
+    nested. `undo` takes all patches of the model back.
 
     Attributes:
         scaling: the patch's scaling, or None.
@@ -149,8 +169,10 @@ class PatchHandle:
         log_n: its factor of scores, a `LogN`, or None.
     """
 
-    def __init__(self, patches: list[Patch]) -> None:
-        self._patches = patches
+    def __init__(
+        self, patches: list[Patch], model: nn.Module, replaced: Sequence[Patch] = ()
+    ) -> None:
+        self._patches, self._model, self._replaced = patches, model, replaced
         self._entered = False
         settings = patches[0].settings
         self.scaling = settings.scaling
@@ -162,9 +184,15 @@ class PatchHandle:
         """Undo this patch; one that was undone or replaced stays so."""
         with _lock:
             for patch in self._patches:
+                patch.ended = True
                 if patch.in_force:
+                    configs = config.configs_of(self._model, [patch.model])
+                    written = config.write_entry(configs, patch.entry, patch.written)
                     _swap(patch.model, None)
-                    config.restore_entries(patch.written)
+                    shared = _written_by_others([x for x, _ in written], [patch.model])
+                    config.restore_entries(
+                        [x for x in written if all(x[0] is not y for _, (y, _) in shared)]
+                    )
 
     def __enter__(self) -> PatchHandle:
         """Begin the block at whose end this patch is undone.
@@ -183,7 +211,14 @@ class PatchHandle:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.undo()
+        with _lock:
+            if self._state != "in force":
+                return
+            self.undo()
+            for patch in self._replaced:
+                if not patch.ended:
+                    _swap(patch.model, patch)
+                    config.write_entry([x for x, _ in patch.written], patch.entry, patch.written)
 
     def __repr__(self) -> str:
         return f"<{self._patches[0]!r}, {self._state}>"
@@ -216,7 +251,9 @@ def apply(
         if family.code is not None and not version_is_tested():
             version_check.check(family, target, partial(_patch_plainly, family))
     with _lock:
-        before: list[Patch | None] = [getattr(target, PATCH, None) for target in targets]
+        configs = config.configs_of(model, targets)
+        _check_own_configs(configs, targets, entry)
+        before = [patch_of(target) for target in targets]
         try:
             for target, old in zip(targets, before, strict=True):
                 if old is None and family.code is None:
@@ -227,35 +264,55 @@ def apply(
                 _swap(target, old)
             raise
         patches: list[Patch] = [getattr(target, PATCH) for target in targets]
-        written = [pair for old in before if old is not None for pair in old.written]
-        known = [changed for changed, _ in written]
-        new = config.write_entry(model, targets, entry)
-        written += [pair for pair in new if all(pair[0] is not x for x in known)]
-        patches[0].written = written
-    return PatchHandle(patches)
+        earlier = [pair for old in before if old is not None for pair in old.written]
+        earlier += [pair for _, pair in _written_by_others(configs, targets)]
+        written = config.write_entry(configs, entry, earlier)
+        for patch in patches:
+            patch.written = written
+    return PatchHandle(patches, model, [patch for patch in before if patch is not None])
 
 
-@contextmanager
-def keeping_patches(model: nn.Module) -> Iterator[None]:
-    """Give a model, at the end of a block, the patches that it has at its begin."""
-    before = [vars(part)[PATCH] for part in model.modules() if PATCH in vars(part)]
-    try:
-        yield
-    finally:
-        with _lock:
-            for patch in before:
-                if not patch.in_force:
-                    _swap(patch.model, patch)
-                    config.write_again(patch.written, patch.entry)
+def _written_by_others(configs: list[Any], targets: list[Any]) -> list[tuple[Patch, Any]]:
+    """Return patches of other models in the same configuration objects, and what they wrote."""
+
+    def found() -> list[tuple[Patch, Any]]:
+        others = [x for x in graph_operator.in_force() if all(x.model is not y for y in targets)]
+        pairs = [(patch, pair) for patch in others for pair in patch.written]
+        return [(patch, pair) for patch, pair in pairs if any(pair[0] is x for x in configs)]
+
+    if not found():
+        return []
+    gc.collect()  # a model that is gone, but not collected yet, is no other
+    return found()
 
 
-def handles(targets: list[Any]) -> list[PatchHandle]:
-    """Return a handle for each patch of the targets."""
+def _check_own_configs(configs: list[Any], targets: list[Any], entry: Any) -> None:
+    """Refuse a configuration object of another patched model, whose patch is saved in it."""
+    if any(patch.entry != entry for patch, _ in _written_by_others(configs, targets)):
+        raise ValueError(
+            "model must have a configuration of its own, in which its patch is saved, got one "
+            "object for two models with different patches: build each model of "
+            "copy.deepcopy(config)"
+        )
+
+
+def saved_entry(target: Any) -> dict[str, Any] | None:
+    """Return the entry that a model's configuration has without patches, or None."""
+    own, patch = getattr(target, "config", None), patch_of(target)
+    if patch is not None and getattr(own, ENTRY, None) == patch.entry:  # else it was changed since
+        for changed, before in patch.written:
+            if changed is own:
+                return read_entry(SimpleNamespace(**{ENTRY: before[0]}) if before else None)
+    return read_entry(own)
+
+
+def handles(model: nn.Module, targets: list[Any]) -> list[PatchHandle]:
+    """Return a handle for each patch of the targets inside a model."""
     found: dict[int, list[Patch]] = {}
     for target in targets:
-        if (patch := getattr(target, PATCH, None)) is not None:
+        if (patch := patch_of(target)) is not None:
             found.setdefault(id(patch.settings), []).append(patch)
-    return [PatchHandle(patches) for patches in found.values()]
+    return [PatchHandle(patches, model) for patches in found.values()]
 
 
 def _patch_plainly(family: Family, target: nn.Module) -> None:
@@ -263,86 +320,96 @@ def _patch_plainly(family: Family, target: nn.Module) -> None:
     _swap(target, Patch(family, target, Settings(None)))
 
 
+def patch_of(model: Any) -> Patch | None:
+    """Return the patch that a model has, or None."""
+    patch: Patch | None = getattr(model, PATCH, None)
+    return patch if patch is None or patch.model is model else patch.adopt(model)
+
+
 def _swap(model: Any, new: Patch | None) -> None:
     """Put a patch, or none, in force in place of the patch that a model has, if it has one."""
-    old: Patch | None = getattr(model, PATCH, None)
+    old = patch_of(model)
     if old is new:
         return
     same = old is not None and new is not None and old.family is new.family
     if old is not None:
-        _take_back(old)
+        _take_marks(old)
         if not same:
+            _take_classes(old)
             old.family.rebuild(model, old.released)
     if new is not None:
         new.released = old.released if same and old else new.family.release(model)
         new.key = graph_operator.key_for(new, old.key if old else None)
         _install(new)
+        if same and old:
+            _take_classes(old)
 
 
 def _install(patch: Patch) -> None:
-    """Replace the methods of a model and its layers; shared layers may have theirs already."""
+    """Give a model, its layers and other parts their classes, and other values of its parts."""
     model = patch.model
     setattr(model, PATCH, patch)
     own_bias.hold_modules(model, patch.settings.bias)
-    for layer in patch.attends:
-        if OWNERS not in vars(layer):
-            *_, ours, _ = override(layer, "forward", layer_forward)
-            ours.__signature__ = signature_without_types(layer)
-    _own(patch)
-    for replacement in _replacements(patch):
-        patch.replaced.append(override(*replacement))
-    *_, ours, own = override(model, "forward", model_forward)
-    patch.replaced.append((model, "forward", ours, own))
-    ours.__signature__ = signature_without_types(model)
-    if patch.family.model_forward is not None:
-        patch.own_forward = partial(patch.family.model_forward, model)
-    elif own and own[0] != type(model).forward.__get__(model):
-        patch.own_forward = own[0]
+    methods: dict[nn.Module, dict[str, Any]] = {model: {"forward": model_forward, **_REFUSED}}
+    if patch.traceable:
+        del methods[model]["__prepare_scriptable__"]
+    values = _layer_biases(patch) if patch.traceable else []
+    for owner, name, value in patch.family.replacements(model):
+        if callable(value) and not isinstance(value, nn.Module):
+            methods.setdefault(owner, {})[name] = value
+        else:
+            values.append((owner, name, value))
+    shared = _parts_of_others(patch)
+    places: dict[nn.Module, Any] = {attend.layer: x for x, attend in patch.numbered.items()}
+    methods.update({layer: {"forward": layer_forward} for layer in places})
+    for owner, own in methods.items():
+        put(owner, own)
+        if owner is not model:
+            patch.parts.add(owner)
+            if owner not in shared:  # a layer has the place that the first patch gave it
+                setattr(owner, PLACE, places.get(owner))
+    for value in values:
+        patch.replaced.append(override(*value))
 
 
-def _replacements(patch: Patch) -> list[Replacement]:
-    """Return what is replaced in a patched model beside its forward and the layers' forward."""
-    model: Any = patch.model
-    found = list(patch.family.replacements(model))
-    found.append((model, "_replicate_for_data_parallel", _refuse_replicas))
-    if not patch.traceable:
-        return [*found, (model, "__prepare_scriptable__", refuse_script)]
+def _layer_biases(patch: Patch) -> list[tuple[nn.Module, str, Any]]:
+    """Return the owner, attribute and module of each layer's bias in a traceable patch."""
     from ntk_alibi.integrations.forms.traceable import BIAS, LayerBias
 
-    for layer in patch.attends:
+    layers = {attend.layer for attend in patch.numbered.values()}
+    for layer in layers:
         if hasattr(layer, BIAS):
             raise ValueError(
                 "model must have attention layers of its own with attention='traceable', got a "
                 f"{type(layer).__name__} of another patched model"
             )
-        found.append((layer, BIAS, LayerBias(patch.rule, patch.settings, layer)))
-    return found
+    return [(layer, BIAS, LayerBias(patch.rule, patch.settings, layer)) for layer in layers]
 
 
-def _own(patch: Patch) -> None:
-    """Let the layers of a patch belong to it."""
-    for layer, attend in patch.attends.items():
-        owners = vars(layer).setdefault(OWNERS, Owners((attend.number, attend.crosses)))
-        owners.attends[patch.key] = weakref.ref(attend)
-
-
-def _take_back(patch: Patch) -> None:
-    """Undo `_install`, as far as it came."""
-    for replacement in reversed(patch.replaced):
-        restore(*replacement)
-    patch.replaced, patch.own_forward = [], None
-    for layer in patch.attends:
-        if OWNERS not in vars(layer):
-            continue
-        owners = vars(layer)[OWNERS]
-        owners.attends.pop(patch.key, None)
-        if not owners.living():
-            del vars(layer)[OWNERS]
-            for value in list(vars(layer).values()):
-                if isinstance(value, partial) and value.func is layer_forward:
-                    restore(layer, "forward", value, ())
+def _take_marks(patch: Patch) -> None:
+    """Take a patch out of force, as far as it came; the classes that it gave are then stock."""
+    for value in reversed(patch.replaced):
+        restore(*value)
+    patch.replaced = []
     own_bias.hold_modules(patch.model, None)
     delattr(patch.model, PATCH)
+    shared = _parts_of_others(patch)
+    for part in {*patch.model.modules(), *patch.parts}:  # copies of layers, too
+        if PLACE in vars(part) and part not in shared:
+            delattr(part, PLACE)
+
+
+def _take_classes(patch: Patch) -> None:
+    """Give the model and the parts of a patch their own classes where no patch has marked them."""
+    for part in {*patch.model.modules(), *patch.parts}:
+        if PLACE not in vars(part) and PATCH not in vars(part):
+            take_back(part)
+
+
+def _parts_of_others(patch: Patch) -> set[nn.Module]:
+    """Return the parts of all other patches in force, whose models may share some."""
+    others = [x.parts for x in graph_operator.in_force() if x is not patch]
+    return set().union(*others)
 
 
 def _refuse_replicas(_: nn.Module) -> NoReturn:
@@ -351,3 +418,10 @@ def _refuse_replicas(_: nn.Module) -> NoReturn:
         "model must not be patched in torch.nn.DataParallel, whose replicas would compute with the "
         "weights of the first one: use torch.nn.parallel.DistributedDataParallel, or patch none"
     )
+
+
+#: Methods by which torch would copy or script a patched model.
+_REFUSED = {
+    "_replicate_for_data_parallel": _refuse_replicas,
+    "__prepare_scriptable__": refuse_script,
+}

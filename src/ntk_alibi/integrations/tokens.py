@@ -5,7 +5,7 @@ Layers of remote code and of compiled graphs get masks; `MaskMemory` keeps the t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -51,7 +51,8 @@ class Tokens(BlockMask):
 
     def __init__(self, patch: Any = None, mask: Any = None) -> None:
         self.patch, self.mask = patch, mask
-        self.weights, self.forward_pass = False, None
+        self.weights = False
+        self.forward_pass: Any = None
 
     def __repr__(self) -> str:
         return f"<tokens of {self.patch!r}>"
@@ -141,6 +142,11 @@ class MaskMemory:
         else:
             kind[owner] = of, tokens
         return tokens
+
+    def knows(self, values: Iterable[Any]) -> bool:
+        """Return whether a layer got one of these values as its mask."""
+        masks = [x for x in values if isinstance(x, torch.Tensor)]
+        return any(mask in kind for mask in masks for kind in self.tokens)
 
 
 def version_of(mask: torch.Tensor | None) -> int | None:

@@ -11,6 +11,7 @@ from packaging.version import Version
 from torch import nn
 
 from ntk_alibi import _installed
+from ntk_alibi.integrations.classes import stock, stock_class
 
 #: The oldest version of transformers that the patches of its models work with, and the first one
 #: that they were not tested with; tests/integrations/test_versions.py lists the ones tested.
@@ -49,13 +50,13 @@ def class_named(name: str, part: nn.Module) -> Any:
     """Return the class of transformers with a name that a module is of, or None."""
     for base in type(part).__mro__:
         if base.__name__ == name and base.__module__.startswith("transformers.models."):
-            return base
+            return stock(base)
     return None
 
 
-def check_forward(part: nn.Module, stock: Any, name: str) -> None:
+def check_forward(part: nn.Module, known: Any, name: str) -> None:
     """Check that a module has the forward of a class of transformers; None means no class."""
-    if stock is None or type(part).forward is not stock.forward:
+    if known is None or stock_class(part).forward is not known.forward:
         raise ValueError(
             f"model must have the forward method of transformers' {name}, got a "
             f"{type(part).__name__} with another forward"

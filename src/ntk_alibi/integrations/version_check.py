@@ -21,6 +21,7 @@ from torch import nn
 
 from ntk_alibi.integrations import numeric_check, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.classes import stock_class
 from ntk_alibi.integrations.overriding import replaced
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.methods import ENTRY
@@ -74,14 +75,14 @@ def check(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> 
         RuntimeError: an output differs, or the small model does not run.
     """
     config = small_config(model.config)
-    kind = type(model), config.to_json_string()
+    kind = stock_class(model), config.to_json_string()
     if kind in _checked:
         return
     version = transformers_versions.transformers_version()
     low, high = transformers_versions.TRANSFORMERS_VERSIONS
     beyond = f"transformers {version} is not among the versions from {low} to below {high}"
     try:
-        what = _compare(family, type(model), config, patch)
+        what = _compare(family, kind[0], config, patch)
     except Exception as error:
         raise RuntimeError(
             f"{beyond} that the patches were tested with, and a small {type(model).__name__} does "
@@ -95,7 +96,7 @@ def check(family: Any, model: nn.Module, patch: Callable[[nn.Module], None]) -> 
     if callable(family.causal):  # such a stack may be either
         config.is_decoder = not config.is_decoder
         with contextlib.suppress(Exception):  # which a patch of such a stack will raise
-            what += f"; {_compare(family, type(model), config, patch)}"
+            what += f"; {_compare(family, kind[0], config, patch)}"
     warnings.warn(
         f"{beyond} that the patches were tested with: a small random {type(model).__name__} was "
         f"compared with itself, patched, and is the same up to rounding ({what})",

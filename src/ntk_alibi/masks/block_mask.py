@@ -28,14 +28,13 @@ class BlockMask:
     pair are then skipped. It suits every call with as many queries and keys, in any layer.
 
     The array is not copied, and must not change while the `BlockMask` is in use. Changes by torch's
-    operations are seen; after others, later calls may follow the old values or the new ones. Make a
-    new `BlockMask` of an array that has changed.
+    operations, `mask.data = other` and `torch.utils.swap_tensors` are seen; after others, later
+    calls may follow the old values or the new ones. Make a new `BlockMask` of an array that has
+    changed.
 
     Attributes:
         mask: the array or tensor.
         shape: its shape.
-        operand: what torch's operator gets: of a tensor with values a view, which no other
-            `BlockMask` has.
 
     Args:
         mask: (batch or 1, heads or 1, queries, keys), boolean, True where a query may see a key;
@@ -81,23 +80,32 @@ class BlockMask:
             raise TypeError(
                 f"mask must be boolean, True where a query may see a key, got {dtype}: {advice}"
             )
-        self.mask = self.operand = mask
-        self._bits: tuple[int | None, _core.BlockMask] | None = None
-        if _arrays.is_tensor(mask) and has_values(mask) and not is_transformed(maps=True):
-            self.operand = mask.detach()
-            _ALIVE[id(self.operand)] = self
+        self.mask = mask
+        self._bits: tuple[Any, _core.BlockMask, Any] | None = None
+        self._operand: Any = None
 
     @classmethod
     def of_operand(cls, operand: Any) -> BlockMask:
         """Return the mask with this very operand if it is alive, or a new one of its values."""
         known = _ALIVE.get(id(operand))
-        return known if known is not None and known.operand is operand else cls(operand)
+        return known if known is not None and known._operand is operand else cls(operand)
 
     def __repr__(self) -> str:
         return f"BlockMask(shape={self.shape})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockMask, (self.mask,)
+
+    @property
+    def operand(self) -> Any:
+        """What torch's operator gets: of a tensor with values a view that no other mask has."""
+        mask = self.mask
+        if not _arrays.is_tensor(mask) or not has_values(mask) or is_transformed(maps=True):
+            return mask
+        if self._operand is None or self._operand.data_ptr() != mask.data_ptr():
+            self._operand = mask.detach()
+            _ALIVE[id(self._operand)] = self
+        return self._operand
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,9 +120,11 @@ class BlockMask:
         tensor = _arrays.is_tensor(self.mask)
         if tensor and self.mask.is_inference():
             return _core.BlockMask(_arrays.to_numpy(self.mask))
-        version = self.mask._version if tensor else None
-        if self._bits is None or self._bits[0] != version:
-            self._bits = version, _core.BlockMask(_arrays.to_numpy(self.mask))
+        state = (self.mask._version, self.mask.data_ptr(), self.mask.stride()) if tensor else None
+        if self._bits is None or self._bits[0] != state:
+            # The view keeps the memory, which no other tensor then gets.
+            kept = self.mask.detach() if tensor else None
+            self._bits = state, _core.BlockMask(_arrays.to_numpy(self.mask)), kept
         return self._bits[1]
 
     def like(self, like: Any) -> Any:

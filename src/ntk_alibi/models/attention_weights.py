@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from ntk_alibi import _checks
 from ntk_alibi.integrations import families, patch
 from ntk_alibi.integrations.overriding import in_evaluation
-from ntk_alibi.integrations.patching import keeping_patches
 from ntk_alibi.methods import ORIGINAL, Method, as_method, train_length_or_default
 
 #: Weights of one layer that a model may compute for a picture: 2 GiB in float32. The model needs
@@ -145,7 +144,7 @@ def _named(methods: Any, model: Any) -> list[Method | None]:
 def _patched(model: Any, method: Method) -> Iterator[None]:
     """Patch a model for a time."""
     scaling = ORIGINAL if method.scaling is None else method.scaling
-    with keeping_patches(model), patch(model, scaling, attention="eager", log_n=method.log_n):
+    with patch(model, scaling, attention="eager", log_n=method.log_n):
         yield
 
 

@@ -249,3 +249,17 @@ def test_a_module_takes_masks_and_padding_by_name(batch: int) -> None:
     with pytest.raises(ValueError, match="pass padding as key_padding_mask, and pairs"):
         attention(x, x, x, padding)
     same(attention(x, x, x, mask[0, 0][None, None]), attention(x, x, x, mask[:1]))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_memory_that_takes_the_place_of_the_masks_is_read(grad: bool) -> None:
+    inputs, tensor = tensors(grad=grad), mask_of("half")
+    mask = na.BlockMask(tensor)
+    attend(*inputs, mask=mask)
+    for seed in (1, 2):
+        other = mask_of("half", seed=seed)
+        if seed == 1:
+            tensor.data = other.clone()
+        else:
+            torch.utils.swap_tensors(tensor, other.clone())
+        assert torch.equal(attend(*inputs, mask=mask), attend(*inputs, mask=other))

@@ -180,3 +180,27 @@ def test_a_cache_in_a_call_that_has_none_is_refused(name: str, attention: Any) -
                 match=rf"use_cache must be True with {CACHE} in generate\(\), got False",
             ):
                 generate(model, ids, None, **{CACHE: make()}, use_cache=False)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(
+    "make", [na.GrowingCache, lambda: na.GrowingCache(dtype="int8"), lambda: na.WindowCache(8, 2)]
+)
+def test_a_cache_that_was_begun_in_inference_mode_goes_on(make: Any, mode: Any) -> None:
+    bloom, limits = model(), {}
+    cache, other = make(), make()
+    if isinstance(cache, na.WindowCache):
+        limits = {"window": 8, "sink": 2}
+    bloom.requires_grad_(False)
+    with na.patch(bloom, **limits):
+        with torch.inference_mode():
+            bloom(IDS[:, :7], **{CACHE: cache}, use_cache=True)
+        with torch.no_grad():
+            bloom(IDS[:, :7], **{CACHE: other}, use_cache=True)
+        for i in range(7, 20):
+            token = IDS[:, i : i + 1]
+            with mode():
+                found = bloom(token, **{CACHE: cache}, use_cache=True).logits
+            with torch.no_grad():
+                expected = bloom(token, **{CACHE: other}, use_cache=True).logits
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

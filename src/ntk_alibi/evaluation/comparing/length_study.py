@@ -74,7 +74,6 @@ def prepare(
             questions.
     """
     from ntk_alibi.integrations import patch
-    from ntk_alibi.integrations.patching import keeping_patches
 
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
@@ -82,7 +81,7 @@ def prepare(
     methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
     for method in methods:
         scaling = ORIGINAL if method.scaling is None else method.scaling
-        with keeping_patches(model), patch(model, scaling, log_n=method.log_n):
+        with patch(model, scaling, log_n=method.log_n):
             pass
     tasks: dict[str, Any] = {}
     for task, made_from in plan.tasks.items():

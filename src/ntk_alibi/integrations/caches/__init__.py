@@ -25,4 +25,4 @@ class Bounded:
 
     @abstractmethod
     def expect(self, tokens: int) -> None:
-        """Note that all layers will get this number of tokens next."""
+        """Note how many tokens all layers will have seen after a pass."""

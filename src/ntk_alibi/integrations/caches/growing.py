@@ -133,7 +133,7 @@ class GrowingLayer(DynamicLayer):
                 )
         count = self.count_held()
         total = count + key_states.shape[2]
-        if self.keys is not self._own_keys:
+        if self.keys is not self._own_keys or self._is_closed():
             self._buffers, self._norms = None, KeyNorms()
         if total > self._most or is_followed(key_states, value_states):
             self._buffers = None  # writing in place would break the graph
@@ -149,6 +149,11 @@ class GrowingLayer(DynamicLayer):
             values[:, :, count:] = value_states
         self._own_keys = keys
         return keys, values
+
+    def _is_closed(self) -> bool:
+        """Return whether torch refuses to write: the first tokens came in inference mode."""
+        inference = self._buffers is not None and self._buffers[0].is_inference()
+        return inference and not torch.is_inference_mode_enabled()
 
     def _make_room(self, count: int, total: int, new: Pair) -> None:
         """Move the tokens that are held to the beginning of the buffers, or of larger ones."""

@@ -197,8 +197,8 @@ class WindowCache(Bounded, Cache):
         return f"{type(self).__name__}({limits}), {self.get_seq_length()} tokens seen"
 
     def expect(self, tokens: int) -> None:
-        """Note that all layers will get this number of tokens next; a patched model says it."""
-        self.shared.expected = self.get_seq_length() + tokens
+        """Note how many tokens all layers will have seen after a pass; a patched model says it."""
+        self.shared.expected = tokens
         self.shared.masked = False
 
     def get_mask_sizes(self, *arguments: Any, **options: Any) -> tuple[int, int]:

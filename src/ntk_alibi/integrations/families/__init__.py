@@ -8,8 +8,8 @@ from pkgutil import iter_modules
 
 from torch import nn
 
+from ntk_alibi.integrations.classes import PATCH
 from ntk_alibi.integrations.family import REGISTERED, Family, check_family
-from ntk_alibi.integrations.forwards import PATCH
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

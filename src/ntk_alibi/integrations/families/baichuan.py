@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ntk_alibi.integrations.attend import Attend
+from ntk_alibi.integrations.classes import stock_class
 from ntk_alibi.integrations.family import Family, register
 from ntk_alibi.integrations.forwards import running_tokens
 
@@ -58,7 +59,7 @@ def _model_forward(model: Any, **given: Any) -> Any:
         )
     model.alibi_mask = None  # in training the model keeps it for the next batch of that length
     try:
-        return type(model).forward(model, **given)
+        return stock_class(model).forward(model, **given)
     finally:
         model.alibi_mask = None
 
@@ -82,7 +83,7 @@ def _mask_of_length(model: Any, tensor: torch.Tensor, seq_length_with_past: int)
     """Return what get_alibi_mask does in training: a mask of this length, which is not kept."""
     training, model.training = model.training, True
     try:
-        mask: torch.Tensor = type(model).get_alibi_mask(model, tensor, seq_length_with_past)
+        mask: torch.Tensor = stock_class(model).get_alibi_mask(model, tensor, seq_length_with_past)
     finally:
         model.training = training
     return mask

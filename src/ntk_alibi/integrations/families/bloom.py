@@ -18,6 +18,7 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
+from ntk_alibi.integrations.classes import PATCH, stock_class
 from ntk_alibi.integrations.family import (
     Replacement,
     check_states,
@@ -25,7 +26,7 @@ from ntk_alibi.integrations.family import (
     of_transformers,
     register,
 )
-from ntk_alibi.integrations.forwards import PATCH
+from ntk_alibi.integrations.layer_call import LayerCall
 from ntk_alibi.integrations.passes.base import Pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens, untraced
@@ -43,11 +44,11 @@ def _replacements(model: Any) -> list[Replacement]:
     if vars(model)[PATCH].settings.attention == "eager":
         return [bias]
     found = (block.mlp.gelu_impl for block in model.h)
-    stock = [gelu for gelu in found if type(gelu) is class_named("BloomGelu", gelu)]
-    return [bias, *((gelu, "forward", staticmethod(_gelu)) for gelu in stock)]
+    stock = [gelu for gelu in found if stock_class(gelu) is class_named("BloomGelu", gelu)]
+    return [bias, *((gelu, "forward", _gelu) for gelu in stock)]
 
 
-def _gelu(x: torch.Tensor) -> torch.Tensor:
+def _gelu(_: Any, x: torch.Tensor) -> torch.Tensor:
     """Replace BloomGelu.forward by one operation of torch."""
     return F.gelu(x, approximate="tanh")
 
@@ -107,9 +108,9 @@ def _stock(
 
     The bias is (batch * heads, 1 or queries, keys), as transformers adds it.
     """
-    batch, queries = hidden_states.shape[:2]
-    sizes = batch, queries, queries
-    forward_pass = attend.pass_of(attention_mask, sizes, hidden_states.device, cache, bool(weights))
+    states = hidden_states[:, None]  # one head, whose number of tokens and device count
+    call = LayerCall(states, states, states, attention_mask, cache, 1.0, weights=bool(weights))
+    forward_pass = attend.pass_of(call)
     settings = forward_pass.settings
     if settings.attention != "eager" or settings.log_n is not None:
         return None
@@ -117,7 +118,7 @@ def _stock(
     given = forward_pass, bias, layer.num_heads, hidden_states
     tensor, mask = forward_pass.memo(bias, dtype, _bias_and_mask, *given)
     kwargs["output_attentions"] = weights
-    outputs: tuple[torch.Tensor, torch.Tensor] = type(layer).forward(
+    outputs: tuple[torch.Tensor, torch.Tensor] = stock_class(layer).forward(
         layer, hidden_states, residual, tensor, mask, cache, **kwargs
     )
     return outputs

@@ -14,6 +14,7 @@ import torch
 
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, cache_of
+from ntk_alibi.integrations.classes import stock_class
 from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import MISUSE, Tokens
@@ -80,7 +81,7 @@ def _check(model: Any, _: Settings) -> None:
 def _with_its_slopes(model: Any, *args: Any, **others: Any) -> torch.Tensor:
     """Replace MptModel.build_mpt_alibi_tensor, which is not told the config's alibi_bias_max."""
     most = model.config.attn_config.alibi_bias_max
-    bias: torch.Tensor = type(model).build_mpt_alibi_tensor(
+    bias: torch.Tensor = stock_class(model).build_mpt_alibi_tensor(
         model, *args[:2], alibi_bias_max=most, **others
     )
     return bias

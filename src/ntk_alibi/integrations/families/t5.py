@@ -90,7 +90,7 @@ def _attend(
         products = layer.q, layer.k, layer.v, layer.o
     else:
         products = layer.query, layer.key, layer.value, layer.output
-    cache, number, of_head = cache_of(others), attend.number, (-1, layer.key_value_proj_dim)
+    cache, number, of_head = cache_of(others), layer.layer_idx, (-1, layer.key_value_proj_dim)
     query = products[0](hidden_states).unflatten(2, of_head).transpose(1, 2)
     crosses = other_states is not None
     states = other_states if crosses else hidden_states

@@ -7,45 +7,25 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ntk_alibi.integrations.layer_call import LayerCall
 from ntk_alibi.integrations.passes.base import Pass
 
 
 def compute_output_and_weights(
-    layer: Any,
-    forward_pass: Pass,
-    query: Any,
-    key: Any,
-    value: Any,
-    cache: Any,
-    scale: float,
-    dropout: float,
-    seed: int | None = None,
-    rows: torch.Tensor | None = None,
+    attend: Any, forward_pass: Pass, call: LayerCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of a layer, and the weights, with a column for each place of a cache.
-
-    Args:
-        layer: the `Attend` of the layer.
-        forward_pass: the pass.
-        query: (batch, heads, queries, head_dim).
-        key: the new keys, (batch, heads or a divisor of them, keys, head_dim).
-        value: as key.
-        cache: the cache that holds the keys before these, or None.
-        scale: the factor of the products.
-        dropout: the probability of dropping a weight.
-        seed: None, since torch draws which weights to drop.
-        rows: the rows of the layer's table, or None to read them.
-    """
-    if seed is not None:
+    """Return the output of a layer, and the weights, with a column for each place of a cache."""
+    if call.seed is not None:
         raise ValueError(
             "attention must stay 'fused' in a compiled graph that drops weights, got 'eager'"
         )
-    bias = forward_pass.bias_of(layer.number, layer.table, rows)
-    key, value, beyond = layer.with_cached(forward_pass, key, value, cache)
+    query = call.query
+    bias = forward_pass.bias_of(attend.number, attend.table, call.rows)
+    key, value, beyond = attend.with_cached(forward_pass, call)
     added = forward_pass.memo(bias, query.dtype, _added, forward_pass, bias, query)
     factors = forward_pass.factors(query)
     factors = None if factors is None else factors[..., None].float()
-    output, weights = softmax_attention(query, key, value, added, factors, scale, dropout)
+    output, weights = softmax_attention(query, key, value, added, factors, call.scale, call.dropout)
     return output, F.pad(weights, (0, beyond)) if beyond else weights
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.nn import functional as F
@@ -27,13 +26,20 @@ from ntk_alibi.masks import ALL, EVERYTHING, Cut, Problem
 Made = TypeVar("Made")
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some columns of the keys, with the problem and the bias of all queries with them."""
+class Part(NamedTuple):
+    """Some columns of the keys, with the problem and the bias of all queries with them.
+
+    Attributes:
+        keys: the columns.
+        problem: the problem.
+        bias: the bias.
+        core: what `core_problems` makes of them, which layers may share, or None.
+    """
 
     keys: slice
     problem: Problem
     bias: KernelBias
+    core: Any = None
 
     @property
     def keeps_norms(self) -> bool:

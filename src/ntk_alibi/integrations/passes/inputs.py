@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
 from ntk_alibi import _checks
 from ntk_alibi._torch_state import JIT, find_tracer
 from ntk_alibi.integrations import own_bias
+from ntk_alibi.integrations.layer_call import LayerCall, Sizes
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens
 from ntk_alibi.masks import EVERYTHING, Mask
-
-#: The batch, the number of new tokens, and the number of keys besides a cache's.
-Sizes: TypeAlias = tuple[int, int, int]
 
 
 class PassInputs(NamedTuple):
@@ -44,24 +42,13 @@ class PassInputs(NamedTuple):
     own: Mapping[Any, Any]
 
     @staticmethod
-    def of(
-        attend: Any,
-        tokens: Tokens,
-        sizes: Sizes,
-        device: torch.device,
-        cache: Any,
-        *,
-        weights: bool,
-    ) -> PassInputs:
+    def of(attend: Any, tokens: Tokens, call: LayerCall) -> PassInputs:
         """Check the state of the model and of torch, and return what a layer got.
 
         Args:
             attend: the `Attend` of the layer.
             tokens: the tokens.
-            sizes: batch, new tokens, and keys without the keys of a cache.
-            device: the device of the queries.
-            cache: the cache before this pass, or None.
-            weights: whether the caller wants all weights.
+            call: the call of the layer.
         """
         patch, family = attend.patch, attend.family
         model, settings = patch.model, patch.settings
@@ -70,15 +57,16 @@ class PassInputs(NamedTuple):
             raise ValueError(
                 f"config.is_causal must be True for a patched {type(model).__name__}, got False"
             )
-        if weights or tokens.weights:
+        if call.weights or tokens.weights:
             settings = replace(settings, attention="eager")
         if tracer := find_tracer():
             _check_tracer(tracer, family, settings)
         own = own_bias.biases_of(model, settings.bias) if settings.bias is not None else {}
         if family.decoder:
             attend.check_heads()
-        past = 0 if cache is None else int(cache.get_seq_length(attend.number))
-        return PassInputs(attend, tokens.mask, sizes, device, cache, past, settings, own)
+        cache, device = call.cache, call.query.device
+        past = 0 if cache is None else int(cache.get_seq_length(attend.index))
+        return PassInputs(attend, tokens.mask, call.sizes, device, cache, past, settings, own)
 
     @property
     def name(self) -> str:
@@ -103,7 +91,7 @@ class PassInputs(NamedTuple):
         _, queries, keys = self.sizes
         if self.cache is None:
             return keys
-        return int(self.cache.get_mask_sizes(queries, self.attend.number)[0])
+        return int(self.cache.get_mask_sizes(queries, self.attend.index)[0])
 
     def limits(self, end: int) -> Mask:
         """Return which of the keys before `end` queries see by their positions."""

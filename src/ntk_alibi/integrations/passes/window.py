@@ -57,8 +57,8 @@ def _held(inputs: PassInputs, cache: Any) -> tuple[torch.Tensor, torch.Tensor | 
         cache.shared,
     )
     total = past + queries
-    cache.expect(queries)
-    keys = cache.get_mask_sizes(queries, 0)[0]
+    cache.expect(total)
+    keys = cache.get_mask_sizes(queries, inputs.attend.index)[0]
     if inputs.mask is None:
         if past and shared.padding is not None:
             raise ValueError(BEGAN_WITH_PADDING)

@@ -1,7 +1,7 @@
 """The class of a patched module: a subclass of its own one, with the same name.
 
 torch's parametrizations and FSDP2 do the same. Wrappers, copies and pickles of a module then bind
-its methods as they bind those of any class, and nothing but a mark is on the instance.
+its methods as methods of any class, and nothing but a mark is on the instance.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Sizes: TypeAlias = tuple[int, int, int]
 
 
 class LayerCall(NamedTuple):
-    """What a family's forward hands to `Attend`, in all forms of attention.
+    """The tensors and options of a call of `Attend`, in all forms of attention.
 
     Attributes:
         query: (batch, heads, queries, head_dim), the last query at the last key.

@@ -46,7 +46,7 @@ def test_a_forward_of_two_layers() -> None:
     model, ids = two_layers(), torch.arange(12)[None]
     na.patch(model)
     model(ids)
-    assert calls(lambda: model(ids)) <= 90
+    assert calls(lambda: model(ids)) <= 92
     padded = torch.ones_like(ids)
     padded[:, :3] = 0
     assert calls(lambda: model(ids, attention_mask=padded)) <= 220

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from packaging.version import Version
 from torch import nn
 
@@ -54,17 +55,26 @@ def cache_of(arguments: Mapping[str, Any]) -> Any:
     return None
 
 
-def check_cache_in_use(arguments: Mapping[str, Any]) -> None:
-    """Refuse, of a call whose use_cache is False, the second pass of generate() with a cache.
+def may_repeat_cache(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a call may be the second pass of generate() with a cache and without its use.
 
     generate() passes the whole text then, one token more than the cache holds, and the cache would
-    hold it twice. Other calls may read a cache without a wish to keep it.
+    hold it twice. Other calls may have as many tokens, and read a cache without a wish to keep it.
     """
     cache, inputs = cache_of(arguments), inputs_of(arguments)
     if cache is None or inputs is None:
-        return
-    if 0 < cache.get_seq_length() == inputs.shape[1] - 1:
-        raise ValueError(
-            f"use_cache must be True with {CACHE} in generate(), got False, as the config "
-            "of an MPT has it: generate(..., use_cache=True)"
-        )
+        return False
+    return 0 < int(cache.get_seq_length()) == int(inputs.shape[1]) - 1
+
+
+def check_not_repeated(key: torch.Tensor, cache: Any, index: int) -> None:
+    """Refuse a first layer's keys of the tokens that a cache holds: no position is in them."""
+    past = int(cache.get_seq_length(index))
+    held = cache.layers[index].keys[:, :, :past]
+    if held.shape == key[:, :, :past].shape:
+        apart = (held - key[:, :, :past]).abs().amax()
+        if bool(apart <= 0.02 * held.abs().amax()):  # a cache may be rounded to eight bits
+            raise ValueError(
+                f"use_cache must be True with {CACHE} in generate(), got False, as the config "
+                "of an MPT has it: generate(..., use_cache=True)"
+            )

@@ -12,7 +12,7 @@ from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.integrations import graph_operator, passes, run_again
-from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.arguments import CACHE, check_not_repeated
 from ntk_alibi.integrations.family import check_heads
 from ntk_alibi.integrations.forms import eager, fused
 from ntk_alibi.integrations.forwards import running_tokens
@@ -157,6 +157,8 @@ class Attend:
         """
         key, value = call.key, call.value
         if call.cache is not None:
+            if self.number == 0 and key.shape[2] > 1 and self.may_repeat():
+                check_not_repeated(key, call.cache, self.index)
             key, value = (append or call.cache.update)(key, value, self.index)
         batch, _, _, length = forward_pass.problem.shape
         places = key.shape[2]
@@ -168,6 +170,10 @@ class Attend:
         if places > length:
             key, value = key[:, :, :length], value[:, :, :length]
         return key, value, places - length
+
+    def may_repeat(self) -> bool:
+        """Return whether the cache may hold the tokens of this pass already."""
+        return bool(getattr(running_tokens(), "may_repeat", False))
 
     def check_heads(self) -> None:
         """Check that the layer computes all heads."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from ntk_alibi._torch_state import has_values, in_backward_pass, is_tracing
 from ntk_alibi.integrations import graph_operator, run_again
-from ntk_alibi.integrations.arguments import cache_of, check_cache_in_use, inputs_of
+from ntk_alibi.integrations.arguments import cache_of, inputs_of, may_repeat_cache
 from ntk_alibi.integrations.classes import PATCH, PLACE, stock_class
 from ntk_alibi.integrations.passes.mask_values import check_inputs, check_shape, shown
 from ntk_alibi.integrations.tokens import Tokens
@@ -147,6 +147,8 @@ def _handed_over(patch: Any, arguments: dict[str, Any]) -> Tokens:
         arguments["attention_mask"] = _without_booleans(mask, patch)
     wanted = arguments.get("output_attentions")
     tokens.weights = bool(patch.model.config.output_attentions if wanted is None else wanted)
+    if arguments.get("use_cache") is False:
+        tokens.may_repeat = may_repeat_cache(arguments)
     if not patch.hands_over:
         return tokens
     arguments["attention_mask"] = tokens
@@ -181,8 +183,6 @@ def _check(patch: Any, arguments: dict[str, Any]) -> None:
             "attention_mask must have shape (batch, keys) for a patched "
             f"{patch.family.name}, as transformers' own takes it, got {tuple(mask.shape)}: {advice}"
         )
-    if arguments.get("use_cache") is False:
-        check_cache_in_use(arguments)
     if inputs is None:
         return
     if arguments.get("position_ids") is not None and patch.causal:

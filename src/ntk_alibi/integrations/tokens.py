@@ -44,6 +44,7 @@ class Tokens(BlockMask):
         patch: the `Patch` of the model.
         mask: the attention_mask that the caller gave, True or 1 for visible keys, or None.
         weights: whether the caller wants attention weights, where layers are not told.
+        may_repeat: whether the cache may hold these tokens already.
         forward_pass: the `Pass` that the first layer makes of them, or None before.
     """
 
@@ -51,7 +52,7 @@ class Tokens(BlockMask):
 
     def __init__(self, patch: Any = None, mask: Any = None) -> None:
         self.patch, self.mask = patch, mask
-        self.weights = False
+        self.weights = self.may_repeat = False
         self.forward_pass: Any = None
 
     def __repr__(self) -> str:

@@ -204,3 +204,18 @@ def test_a_cache_that_was_begun_in_inference_mode_goes_on(make: Any, mode: Any) 
             with torch.no_grad():
                 expected = bloom(token, **{CACHE: other}, use_cache=True).logits
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["fused", "eager", "traceable"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_cache_is_read_by_a_call_that_keeps_none(name: str, attention: Any) -> None:
+    """Of one token more than it holds, as generate() without a use of its cache passes."""
+    patched, stock = make_model(name), make_model(name)
+    na.patch(patched, attention=attention)
+    found = []
+    for x in (patched, stock):
+        cache = DynamicCache()
+        with torch.no_grad():
+            x(IDS[:, :7], **{CACHE: cache}, use_cache=True)
+            found.append(x(IDS[:, 7:15], **{CACHE: cache}, use_cache=False).logits)
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)

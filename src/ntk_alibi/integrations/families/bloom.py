@@ -71,7 +71,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Replace BloomAttention.forward."""
     check_states(hidden_states)
-    if attend.is_eager(output_attentions):
+    if attend.is_eager(output_attentions) and not attend.may_repeat():
         given = attention_mask, hidden_states, residual, layer_past, output_attentions
         stock = _stock(attend, layer, *given, **kwargs)
         if stock is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.arguments import CACHE
+from ntk_alibi.integrations.arguments import CACHE, check_not_repeated
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.caches import Bounded
 from ntk_alibi.integrations.forms.eager import softmax_attention
@@ -121,6 +121,8 @@ class TraceableAttend(Attend):
                 "attention='eager'"
             )
         if cache is not None:
+            if self.number == 0 and self.may_repeat():
+                check_not_repeated(key, cache, self.index)
             key, value = cache.update(key, value, layer.layer_idx)
         mask = ~mask if self.family.masks_hidden else mask
         boolean = mask.dtype == torch.bool

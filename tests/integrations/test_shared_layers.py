@@ -226,6 +226,26 @@ def shallow_copy(module: Any) -> Any:
     return made
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@families
+@pytest.mark.parametrize("form", ["fused", "eager"])
+def test_a_copy_that_shares_its_layers_is_undone_apart(name: str, form: Any, first: int) -> None:
+    model = make_model(name).base_model
+    stock = run(model)
+    na.patch(model, MAIN, attention=form)
+    expected = run(model)
+    both = [model, copy.copy(model)]
+    for x in both:
+        assert torch.equal(run(x), expected)
+    na.unpatch(both[first])
+    assert torch.equal(run(both[1 - first]), expected)
+    with pytest.raises(RuntimeError, match=ELSEWHERE):
+        run(both[first])
+    na.unpatch(both[1 - first])
+    for x in both:
+        torch.testing.assert_close(run(x), stock, **CLOSE)
+
+
 @pytest.mark.parametrize("copied", [shallow_copy, copy.copy])
 @families
 @forms

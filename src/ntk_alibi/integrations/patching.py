@@ -125,10 +125,13 @@ class Patch:
             if held.model is model:
                 return held
             adopted = Patch(self.family, model, self.settings, self.entry, self.released)
-            names = {part: name for name, part in self.model.named_modules()}
+            own = dict(model.named_modules())
+            same = {part: own[name] for name, part in self.model.named_modules() if name in own}
+            adopted.parts = {same[part] for part in self.parts if part in same}
             for part, name, _, before in self.replaced:
-                owner = model.get_submodule(names[part])
-                adopted.replaced.append((owner, name, getattr(owner, name), before))
+                if part in same:
+                    value = getattr(same[part], name)
+                    adopted.replaced.append((same[part], name, value, before))
             adopted.key = graph_operator.key_for(adopted)
             setattr(model, PATCH, adopted)
             return adopted

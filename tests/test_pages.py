@@ -54,6 +54,13 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
             assert anchor in sections(found), f"{path.name} links to {target}#{anchor}"
 
 
+def test_the_example_of_the_readme_is_the_one_that_pages_include() -> None:
+    example = (ROOT / "examples/find_a_line.py").read_text()
+    assert f"```python\n{example}```\n" in (ROOT / "README.md").read_text()
+    for page in ("docs/index.md", "docs/quickstart.md"):
+        assert "../examples/find_a_line.py" in (ROOT / page).read_text()
+
+
 def test_figures_of_the_readme_are_linked() -> None:
     assert ROOT / "README.md" in {page for page, *_ in FIGURES}
 

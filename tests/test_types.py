@@ -43,7 +43,7 @@ CHECKERS = {
 
 
 #: What users copy, checked as their files: the code of pages, each as one file, and examples.
-COPIED = ("README.md", "docs/index.md", "docs/quickstart.md", "examples/stretching.py")
+COPIED = ("README.md", "docs/quickstart.md", "examples/find_a_line.py", "examples/stretching.py")
 
 
 def code_of(path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -203,13 +202,10 @@ class Attend:
 
     def tokens_of(self, call: LayerCall) -> Tokens:
         """Return the tokens of a mask that a layer or a graph got in place of them."""
-        # Threads that share a model have caches of different lengths, and a model may run amid its
-        # own pass.
+        # Threads that share a model have caches of different lengths.
         past = 0 if call.cache is None else int(call.cache.get_seq_length(self.index))
-        running = running_tokens()
-        running = None if running is None else weakref.ref(running)
-        of = call.sizes, past, call.query.device, call.weights, running
-        tokens: Tokens = self.patch.memory.tokens_of(call.mask, of, self)
+        of = call.sizes, past, call.query.device, call.weights
+        tokens: Tokens = self.patch.memory.tokens_of(call.mask, of, running_tokens(), self)
         return tokens
 
     def _in_one_dtype(self, call: LayerCall) -> LayerCall:

@@ -7,6 +7,7 @@ its methods as methods of any class, and nothing but a mark is on the instance.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -16,8 +17,7 @@ from torch import nn
 #: The attribute of a patched model that holds its `Patch`.
 PATCH = "_ntk_alibi_patch"
 
-#: The attribute of another patched module: of an attention layer its number, and whether it attends
-#: to other states.
+#: The attribute of another patched module: of an attention layer its `Place`, else None.
 PLACE = "_ntk_alibi_place"
 
 #: Where accelerate's hooks keep a module's forward.
@@ -30,6 +30,23 @@ Methods = tuple[tuple[str, Callable[..., Any]], ...]
 
 #: Every class that was made, by all that it depends on.
 _made: dict[tuple[type, Methods], type] = {}
+
+
+class Place:
+    """The place of an attention layer in its model; the one of a copied layer knows no `Attend`.
+
+    Attributes:
+        key: the number of the layer, and whether it attends to other states.
+        attend: returns the layer's `Attend` that was found last, or None, by a weak reference.
+            Dynamo reads it anew for each layer, where it would compile each number by itself.
+    """
+
+    def __init__(self, key: tuple[int, bool], attend: Any = None) -> None:
+        self.key = key
+        self.attend: Callable[[], Any] = type(None) if attend is None else weakref.ref(attend)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (self.key,)
 
 
 def stock_class(module: nn.Module) -> Any:

@@ -77,9 +77,9 @@ def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if isinstance(value, Tokens) and value.patch is not None:
             tokens = value  # of a checkpointed layer, which runs again amid another model's pass
     attend, place = None, getattr(layer, PLACE, None)
-    if tokens is not None and tokens is not STOCK:
-        attend = tokens.patch.numbered.get(place)
-        if attend is None or attend.layer is not layer:
+    if place is not None and tokens is not None and tokens is not STOCK:
+        attend = place.attend()
+        if attend is None or attend.patch is not tokens.patch or attend.layer is not layer:
             attend = tokens.patch.attend_of(layer)
     if attend is None and place is not None and tokens is not STOCK:
         attend = _attend_without_tokens(layer, (*args, *kwargs.values()))
@@ -112,12 +112,14 @@ def _attend_without_tokens(layer: nn.Module, values: Iterable[Any]) -> Any:
     """
     found = [patch.own(layer) for patch in graph_operator.in_force()]
     owners = [attend for attend in found if attend is not None]
+    if len(owners) == 1 and _exports_strictly():
+        return owners[0]
     if owners and in_backward_pass():
         knowing = [x for x in owners if x.patch.memory.knows(values)]
         owners = knowing if len(knowing) == 1 else owners
         run_again.check_has_run(owners[0].patch)
-    if len(owners) == 1 and (_exports_strictly() or in_backward_pass()):
-        return owners[0]
+        if len(owners) == 1:
+            return owners[0]
     if owners:
         patch = owners[0].patch
         raise RuntimeError(

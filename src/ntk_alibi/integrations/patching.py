@@ -18,7 +18,7 @@ from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import config, graph_operator, numeric_check, own_bias, version_check
 from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
-from ntk_alibi.integrations.classes import PATCH, PLACE, put, take_back
+from ntk_alibi.integrations.classes import PATCH, PLACE, Place, put, take_back
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.forwards import layer_forward, model_forward
 from ntk_alibi.integrations.overriding import Restored, override, restore
@@ -101,7 +101,8 @@ class Patch:
 
     def own(self, layer: nn.Module) -> Attend | None:
         """Return the `Attend` of one of the layers that the model had at the patch, or None."""
-        known = self.numbered.get(getattr(layer, PLACE, None))  # type: ignore[arg-type]
+        place = getattr(layer, PLACE, None)
+        known = None if place is None else self.numbered.get(place.key)
         if known is not None and known.layer is layer:
             return known
         return next((x for x in self.numbered.values() if x.layer is layer), None)
@@ -111,11 +112,12 @@ class Patch:
 
         The layer may be a copy, whose place is the one of its original.
         """
-        known = None if is_tracing() else self.own(layer)
-        if known is None:
-            known = self.numbered.get(getattr(layer, PLACE, None))  # type: ignore[arg-type]
-            known = None if known is None else replace(known, layer=layer)
-        return known
+        place = getattr(layer, PLACE)
+        if not is_tracing() and (known := self.own(layer)) is not None:
+            setattr(layer, PLACE, Place(place.key, known))
+            return known
+        known = self.numbered.get(place.key)
+        return None if known is None else replace(known, layer=layer)
 
     @untraced
     def adopt(self, model: nn.Module) -> Patch:
@@ -370,7 +372,8 @@ def _install(patch: Patch) -> None:
         if owner is not model:
             patch.parts.add(owner)
             if owner not in shared:  # a layer has the place that the first patch gave it
-                setattr(owner, PLACE, places.get(owner))
+                place = places.get(owner)
+                setattr(owner, PLACE, place and Place(place, patch.numbered[place]))
     for value in values:
         patch.replaced.append(override(*value))
 

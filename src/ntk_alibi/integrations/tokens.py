@@ -5,6 +5,7 @@ Layers of remote code and of compiled graphs get masks; `MaskMemory` keeps the t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -122,26 +123,30 @@ class MaskMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
-    def tokens_of(self, mask: Any, of: tuple[Any, ...], attend: Any) -> Tokens:
+    def tokens_of(self, mask: Any, of: tuple[Any, ...], running: Any, attend: Any) -> Tokens:
         """Return the tokens of a mask, which layers share.
 
         Args:
             mask: the mask, or None.
             of: what else the pass is made of.
+            running: the tokens of the call of the model, or None where a layer runs again.
             attend: the `Attend` of the layer.
         """
         of = version_of(mask), *of
         owner, kind = self if mask is None else mask, self.tokens[attend.crosses]
         kept = kind.get(owner)
-        # The first layer begins a pass, and the others go on, also when they run again.
-        if attend.number > 0 and kept is not None and kept[0] == of:
-            tokens: Tokens = kept[1]
+        # The first layer begins a pass, and the others go on, also when they run again. A model may
+        # run amid its own pass, and in several threads.
+        goes_on = attend.number > 0 and kept is not None and kept[0] == of
+        if goes_on and (running is None or kept[1]() is running):
+            tokens: Tokens = kept[2]
         else:
             tokens = Tokens(attend.patch, mask)
         if mask is None and attend.ends and not torch.is_grad_enabled():
             kind.pop(owner, None)  # what does not run again is not kept
         else:
-            kind[owner] = of, tokens
+            call = tokens if running is None else running
+            kind[owner] = of, weakref.ref(call), tokens
         return tokens
 
     def knows(self, values: Iterable[Any]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from packaging.version import Version
@@ -56,7 +56,7 @@ def cache_of(arguments: Mapping[str, Any]) -> Any:
 
 
 def may_repeat_cache(arguments: Mapping[str, Any]) -> bool:
-    """Return whether a call may be the second pass of generate() with a cache and without its use.
+    """Return whether a call may be the second pass of generate() with a cache that it leaves.
 
     generate() passes the whole text then, one token more than the cache holds, and the cache would
     hold it twice. Other calls may have as many tokens, and read a cache without a wish to keep it.
@@ -64,7 +64,11 @@ def may_repeat_cache(arguments: Mapping[str, Any]) -> bool:
     cache, inputs = cache_of(arguments), inputs_of(arguments)
     if cache is None or inputs is None:
         return False
-    return 0 < int(cache.get_seq_length()) == int(inputs.shape[1]) - 1
+    repeats = 0 < int(cache.get_seq_length()) == int(inputs.shape[1]) - 1
+    mask = arguments.get("attention_mask")
+    if repeats and getattr(mask, "shape", ())[1:] == inputs.shape[1:2]:
+        _refuse_repeated()  # a mask of the text alone, which has no columns for what is cached
+    return repeats
 
 
 def check_not_repeated(key: torch.Tensor, cache: Any, index: int) -> None:
@@ -74,7 +78,11 @@ def check_not_repeated(key: torch.Tensor, cache: Any, index: int) -> None:
     if held.shape == key[:, :, :past].shape:
         apart = (held - key[:, :, :past]).abs().amax()
         if bool(apart <= 0.02 * held.abs().amax()):  # a cache may be rounded to eight bits
-            raise ValueError(
-                f"use_cache must be True with {CACHE} in generate(), got False, as the config "
-                "of an MPT has it: generate(..., use_cache=True)"
-            )
+            _refuse_repeated()
+
+
+def _refuse_repeated() -> NoReturn:
+    raise ValueError(
+        f"use_cache must be True with {CACHE} in generate(), got False, as the config of an MPT "
+        "has it: generate(..., use_cache=True)"
+    )

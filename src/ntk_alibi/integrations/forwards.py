@@ -143,14 +143,14 @@ def _handed_over(patch: Any, arguments: dict[str, Any]) -> Tokens:
         patch.has_run = True
     if family.code is None:
         return tokens
+    if arguments.get("use_cache") is False:
+        tokens.may_repeat = may_repeat_cache(arguments)
     if mask is not tokens:
         _check(patch, arguments)
     if patch.traceable:
         arguments["attention_mask"] = _without_booleans(mask, patch)
     wanted = arguments.get("output_attentions")
     tokens.weights = bool(patch.model.config.output_attentions if wanted is None else wanted)
-    if arguments.get("use_cache") is False:
-        tokens.may_repeat = may_repeat_cache(arguments)
     if not patch.hands_over:
         return tokens
     arguments["attention_mask"] = tokens

@@ -116,23 +116,22 @@ def test_results_of_the_embedded_model_go_to_a_folder_of_its_name(
     assert json.loads(path.read_text())["model_name"] == "nano-bloom"
 
 
-def passes(lm: StretchedLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def passes(lm: StretchedLM, request: pytest.FixtureRequest) -> list[int]:
+    """Return a list that gets the number of tokens of each pass of the model in a test."""
     lengths: list[int] = []
-    forward = type(lm.model.base_model).forward
-    monkeypatch.setattr(
-        type(lm.model.base_model),
-        "forward",
-        lambda self, **options: (
-            lengths.append(options["input_ids"].shape[1]) or forward(self, **options)
-        ),
-    )
+
+    def note(_: Any, args: Any, kwargs: Any) -> None:
+        lengths.append((args[0] if args else kwargs["input_ids"]).shape[1])
+
+    hook = lm.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    request.addfinalizer(hook.remove)
     return lengths
 
 
 def test_beginnings_of_one_text_are_read_once(
-    ours: StretchedLM, monkeypatch: pytest.MonkeyPatch
+    ours: StretchedLM, request: pytest.FixtureRequest
 ) -> None:
-    lengths = passes(ours, monkeypatch)
+    lengths = passes(ours, request)
     text = RECORD + (QUESTION + "4217>\n") * 5
     ends = [i for i in range(len(text)) if text.startswith("4217>\nW", i)]
     ours.loglikelihood(requests([(text[:end], "4217") for end in reversed(ends)]))
@@ -142,9 +141,9 @@ def test_beginnings_of_one_text_are_read_once(
 
 
 def test_last_tokens_of_one_context_are_read_once(
-    ours: StretchedLM, monkeypatch: pytest.MonkeyPatch
+    ours: StretchedLM, request: pytest.FixtureRequest
 ) -> None:
-    lengths = passes(ours, monkeypatch)
+    lengths = passes(ours, request)
     found = ours.loglikelihood(requests([("And the LORD", " said"), ("And the LORD", " the")]))
     assert len(lengths) == 1
     assert found[0] != found[1]

@@ -22,7 +22,7 @@ from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tables import LayerTable
 from ntk_alibi.integrations.tokens import MaskMemory, untraced
 
-#: Held by whatever changes patches.
+#: Held while patches change.
 LOCK = threading.RLock()
 _serials = itertools.count()
 

@@ -16,8 +16,8 @@ def answer() -> str:
     return str(tokenizer.decode(tokens[0, -2:]))
 
 
-print("original:", answer(), "(wrong)")
-#> original: 7676 (wrong)
+print("original:", answer())  # wrong
+#> original: 7676
 na.patch(model, "dynamic-ntk")
 print("stretched:", answer())
 #> stretched: 4217

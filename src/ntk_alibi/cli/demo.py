@@ -19,7 +19,17 @@ MULTIPLES, RECORDS = (1, 2, 4, 8, 16), 4
 LINE = "line {}: REGISTER_CONTENT is <{}>\n"
 QUESTION = "What is the REGISTER_CONTENT of line server-17? <"
 TOLD, OTHERS = LINE.format("server-17", 4217), 330
-TEXT = TOLD + OTHERS * LINE.format("zebra-violin", 9913) + QUESTION
+NAMES = "amber birch cedar coral delta ember flint grove heron ivory jasper kestrel".split()
+TEXT = "".join(
+    (
+        TOLD,
+        *(
+            LINE.format(f"{NAMES[i % 12]}-{NAMES[i // 12 % 12]}-{i}", 1000 + 37 * i % 9000)
+            for i in range(OTHERS)
+        ),
+        QUESTION,
+    )
+)
 
 
 def add_command(commands: Any) -> None:
@@ -57,7 +67,7 @@ def _answer_the_question(model: Any, tokenizer: Any, train_length: int) -> None:
     prompt = tokenizer(TEXT, return_tensors="pt")
     length = prompt["input_ids"].shape[1]
     print(f"trained on texts of {train_length} tokens, a small BLOOM reads {length}:")
-    print(f"  {TOLD}  {OTHERS} times another line\n  {QUESTION}", flush=True)
+    print(f"  {TOLD}  {OTHERS} other lines\n  {QUESTION}", flush=True)
 
     def answer() -> str:
         tokens = model.generate(**prompt, max_new_tokens=2, do_sample=False)

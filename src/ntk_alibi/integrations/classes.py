@@ -43,10 +43,14 @@ class Place:
 
     def __init__(self, key: tuple[int, bool], attend: Any = None) -> None:
         self.key = key
-        self.attend: Callable[[], Any] = type(None) if attend is None else weakref.ref(attend)
+        self.attend: Callable[[], Any] = _nothing if attend is None else weakref.ref(attend)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (self.key,)
+
+
+def _nothing() -> None:
+    """Return None, as a weak reference to an object that is gone does."""
 
 
 def stock_class(module: nn.Module) -> Any:

@@ -242,7 +242,7 @@ def figures(summary: Summary) -> dict[str, Figure]:
         RULES[rule].shown(multiples): [shares(models, rule, x, "far") for x in multiples]
         for rule in SHOWN
     }
-    found = "answers found that are farther back than 1x, %"
+    found = "far answers found, %"
     axes = curves(cells, multiples, summary["train_length"], found, ax=made.subplots())
     axes.set_title(f"forms not trained on, {len(models)} models of {label(models)} parameters")
     return {"stretching-forms": made}

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,6 +97,33 @@ def test_a_mask_that_changed_in_place_is_read_again_and_so_is_a_patch() -> None:
             again = run(model, ids, mask)
             assert torch.equal(again, run(model, ids, mask.clone()))
             assert first.shape != again.shape
+
+
+@pytest.mark.parametrize("kind", ["closure", "default", "partial"])
+def test_a_family_replaces_methods_by_any_callable(kind: str) -> None:
+    model, (ids, mask) = toy_model(), toy_batch()
+    seen: list[Any] = []
+
+    def closure(owner: Any, hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(owner)
+        return nn.functional.embedding(hidden, owner.weight)
+
+    def default(owner: Any, hidden: torch.Tensor, seen: Any = seen) -> torch.Tensor:
+        seen.append(owner)
+        return nn.functional.embedding(hidden, owner.weight)
+
+    replacement = {"closure": closure, "default": default, "partial": partial(closure)}[kind]
+
+    def replacements(model: Any) -> list[Any]:
+        return [(model.embed, "forward", replacement), (model.embed, "other", replacement)]
+
+    wanted = run(model, ids, mask)
+    with na.patch(model, family=toy_family(replacements=replacements)):
+        seen.clear()
+        torch.testing.assert_close(run(model, ids, mask), wanted, **CLOSE)
+        model.embed.other(ids)  # a method that its class lacks
+    assert seen == [model.embed] * 2
+    assert not hasattr(model.embed, "other")
 
 
 def test_a_layer_whose_code_changed_is_refused_by_its_numbers() -> None:

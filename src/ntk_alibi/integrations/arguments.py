@@ -73,6 +73,8 @@ def may_repeat_cache(arguments: Mapping[str, Any]) -> bool:
 
 def check_not_repeated(key: torch.Tensor, cache: Any, index: int) -> None:
     """Refuse a first layer's keys of the tokens that a cache holds: no position is in them."""
+    if not hasattr(cache, "layers"):  # whose keys nobody can compare
+        _refuse_repeated()
     past = int(cache.get_seq_length(index))
     held = cache.layers[index].keys[:, :, :past]
     if held.shape == key[:, :, :past].shape:

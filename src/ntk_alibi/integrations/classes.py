@@ -23,7 +23,7 @@ PLACE = "_ntk_alibi_place"
 #: Where accelerate's hooks keep a module's forward.
 _HOOKED = "_old_forward"
 
-_STOCK = "_ntk_alibi_stock"
+_STOCK, _DIRECT = "_ntk_alibi_stock", "_ntk_alibi_direct"
 
 #: The methods of a class, by name, each a function of the module and of the arguments.
 Methods = tuple[tuple[str, Callable[..., Any]], ...]
@@ -108,7 +108,7 @@ def _class_of(stock: type, methods: Methods) -> type:
         names = {"__module__": stock.__module__, "__qualname__": stock.__qualname__}
         space: dict[str, Any] = {**names, "__doc__": stock.__doc__, _STOCK: stock}
         for name, replacement in methods:
-            like = _forward if name == "forward" else _method
+            like = _copy if getattr(replacement, _DIRECT, False) else _method
             space[name] = like(getattr(stock, name, None), replacement)
 
         cls: Any
@@ -125,23 +125,27 @@ def _class_of(stock: type, methods: Methods) -> type:
     return _made[stock, methods]
 
 
-def _forward(own: Any, replacement: Any) -> Any:
-    """Return a function like a replacement with the signature of a class's own forward.
+def direct(function: Any) -> Any:
+    """Let a function, of no closure and no defaults, be a method itself: no call more in a layer.
 
-    It is no call more in each layer of a token, so that the replacement asks for the mark.
+    It suits a module without mark, too: it asks for the mark, or computes the same.
     """
+    setattr(function, _DIRECT, True)
+    return function
+
+
+def _copy(own: Any, replacement: Any) -> Any:
+    """Return a function like a replacement with the signature of a class's own method."""
     copied = FunctionType(replacement.__code__, replacement.__globals__, replacement.__name__)
     return functools.update_wrapper(copied, own)
 
 
 def _method(own: Any, replacement: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that replaces a module's own one as long as the module has its mark."""
-    if own is None:
-        return replacement
 
-    @functools.wraps(own)
+    @functools.wraps(replacement if own is None else own)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(self, PATCH) or hasattr(self, PLACE):
+        if own is None or hasattr(self, PATCH) or hasattr(self, PLACE):
             return replacement(self, *args, **kwargs)
         return own(self, *args, **kwargs)
 

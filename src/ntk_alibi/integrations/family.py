@@ -25,8 +25,8 @@ from ntk_alibi.integrations.transformers_versions import (
 from ntk_alibi.masks import EVERYTHING
 from ntk_alibi.methods import find_train_length, train_length_or_default
 
-#: Owner, attribute and replacement: a function, which gets the owner as its first argument, a
-#: static method, which does not, or a plain value.
+#: Owner, attribute and replacement: a callable, which gets the owner as its first argument, or a
+#: plain value.
 Replacement: TypeAlias = tuple[nn.Module, str, Any]
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from ntk_alibi._torch_state import has_values, in_backward_pass, is_tracing
 from ntk_alibi.integrations import graph_operator, run_again
 from ntk_alibi.integrations.arguments import cache_of, inputs_of, may_repeat_cache
-from ntk_alibi.integrations.classes import PATCH, PLACE, stock_class
+from ntk_alibi.integrations.classes import PATCH, PLACE, direct, stock_class
 from ntk_alibi.integrations.passes.mask_values import check_inputs, check_shape, shown
 from ntk_alibi.integrations.tokens import Tokens
 
@@ -47,6 +47,7 @@ _running = threading.local()
 STOCK = Tokens()
 
 
+@direct
 def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replace the forward of a patched model."""
     patch = getattr(model, PATCH, None)
@@ -70,6 +71,7 @@ def model_forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         _running.tokens = before
 
 
+@direct
 def layer_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Replace the forward of an attention layer: a patched model attends, others call its own."""
     tokens: Any = getattr(_running, "tokens", None)  # no call more in each layer of a token

@@ -18,7 +18,7 @@ from ntk_alibi import _checks
 from ntk_alibi._torch_state import is_tracing
 from ntk_alibi.biases.dense import build_alibi_tensor
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations.classes import PATCH, stock_class
+from ntk_alibi.integrations.classes import PATCH, direct, stock_class
 from ntk_alibi.integrations.family import (
     Replacement,
     check_states,
@@ -48,6 +48,7 @@ def _replacements(model: Any) -> list[Replacement]:
     return [bias, *((gelu, "forward", _gelu) for gelu in stock)]
 
 
+@direct
 def _gelu(_: Any, x: torch.Tensor) -> torch.Tensor:
     """Replace BloomGelu.forward by one operation of torch."""
     return F.gelu(x, approximate="tanh")

@@ -72,43 +72,37 @@ def configs_of(model: nn.Module, targets: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
-def write_entry(configs: Iterable[Any], entry: dict[str, Any] | None, earlier: Written) -> Written:
-    """Write an entry into configurations, or take one away.
+def with_earlier(configs: Iterable[Any], earlier: Written) -> Written:
+    """Return configurations with the entries that they had before patches, and what earlier has.
 
     Args:
-        configs: the configurations.
-        entry: the entry, or None for none.
-        earlier: what the patch before has written, or nothing.
-
-    Returns:
-        The argument of `restore_entries`, which undoes this and the patch before.
+        configs: the configurations, which may be copies of some that a patch has changed.
+        earlier: what a patch has written, or nothing.
     """
-    written = list(earlier)
+    new = [x for x in configs if all(x is not known for known, _ in earlier)]
+    return [*earlier, *((config, _before_patches(config, earlier)) for config in new)]
+
+
+def write_entry(configs: Iterable[Any], entry: dict[str, Any] | None) -> None:
+    """Write an entry into configurations, or take one away."""
     for config in configs:
-        if all(config is not known for known, _ in written):
-            written.append((config, before_patches(config, earlier)))
         _set(config, () if entry is None else (dict(entry),))
-    return written
 
 
-def before_patches(config: Any, written: Written) -> tuple[Any, ...]:
-    """Return the entry that a configuration had before patches, or nothing.
-
-    Args:
-        config: the configuration, which may be a copy of one that a patch has changed.
-        written: what the patch has written.
-    """
-    now = (getattr(config, ENTRY),) if hasattr(config, ENTRY) else ()
-    for known, before in written:
-        if now == ((getattr(known, ENTRY),) if hasattr(known, ENTRY) else ()):
-            return before
-    return now
+def _before_patches(config: Any, written: Written) -> tuple[Any, ...]:
+    """Return the entry that a configuration had before patches, or nothing."""
+    now = _get(config)
+    return next((before for known, before in written if _get(known) == now), now)
 
 
 def restore_entries(written: Written) -> None:
-    """Undo `write_entry`, which returned this."""
+    """Give configurations the entries of `with_earlier`."""
     for config, before in written:
         _set(config, before)
+
+
+def _get(config: Any) -> tuple[Any, ...]:
+    return (getattr(config, ENTRY),) if hasattr(config, ENTRY) else ()
 
 
 def _set(config: Any, entry: tuple[Any, ...]) -> None:

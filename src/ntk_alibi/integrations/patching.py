@@ -50,7 +50,7 @@ class PatchHandle:
                 patch.ended = True
                 if patch.in_force:
                     configs = config.configs_of(self._model, [patch.model])
-                    written = config.write_entry(configs, patch.entry, patch.written)
+                    written = config.with_earlier(configs, patch.written)
                     swap(patch.model, None)
                     shared = _written_by_others([x for x, _ in written], [patch.model])
                     config.restore_entries(
@@ -81,7 +81,7 @@ class PatchHandle:
             for patch in self._replaced:
                 if not patch.ended:
                     swap(patch.model, patch)
-                    config.write_entry([x for x, _ in patch.written], patch.entry, patch.written)
+                    config.write_entry([x for x, _ in patch.written], patch.entry)
 
     def __repr__(self) -> str:
         return f"<{self._patches[0]!r}, {self._state}>"
@@ -129,7 +129,8 @@ def apply(
         patches: list[Patch] = [getattr(target, PATCH) for target in targets]
         earlier = [pair for old in before if old is not None for pair in old.written]
         earlier += [pair for _, pair in _written_by_others(configs, targets)]
-        written = config.write_entry(configs, entry, earlier)
+        written = config.with_earlier(configs, earlier)
+        config.write_entry(configs, entry)
         for patch in patches:
             patch.written = written
     return PatchHandle(patches, model, [patch for patch in before if patch is not None])

@@ -108,7 +108,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], str, dict[str, Any]]] = {
 
 #: Axes along which nothing has to agree.
 FREE = {("lengths", "slopes", 1), ("rotate", "x", 1)}
-FREE |= {("rows", "numbers", 3)}  # codespell:ignore
+FREE |= {("rows", "numbers", 3)}
 
 
 def check(name: str, call: Callable[..., Any], names: str, given: dict[str, Any]) -> None:

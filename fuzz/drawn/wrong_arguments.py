@@ -260,12 +260,12 @@ def _results() -> list[Function]:
             ),
         }),
         Function("QuantizedRows", na.QuantizedRows, {
-            "numbers": np.ones((1, 2, 3, 4), np.int8),  # codespell:ignore
+            "numbers": np.ones((1, 2, 3, 4), np.int8),
             "scales": ones(1, 2, 3),
         }, {
-            "numbers": (*NO_ARRAY, np.ones((1, 2, 2, 4), np.int8)),  # codespell:ignore
+            "numbers": (*NO_ARRAY, np.ones((1, 2, 2, 4), np.int8)),
             "scales": (None, "x", 3, ones(1, 2), np.ones((1, 2, 3)), torch.ones(1, 2, 3)),
-        }, {"numbers": ("scales",)}),  # codespell:ignore
+        }, {"numbers": ("scales",)}),
         Function("QuantizedRows.of", na.QuantizedRows.of, {"x": ones(1, 2, 3, 4)}, {"x": NO_ARRAY}),
         Function("segment_ids_from_cu_seqlens", na.segment_ids_from_cu_seqlens, {
             "cu_seqlens": np.array([0, 2, 5]),
@@ -327,9 +327,9 @@ def _precision() -> list[Function]:
     vectors = {"query": ones(1, 4), "key": ones(3, 4)}
     return [
         Function("rounded", both.rounded, {
-            "numbers": ones(3), "dtype": "float16",  # codespell:ignore
+            "numbers": ones(3), "dtype": "float16",
         }, {
-            "numbers": ("x", None, object(), [[1.0], [1.0, 2.0]]),  # codespell:ignore
+            "numbers": ("x", None, object(), [[1.0], [1.0, 2.0]]),
             "dtype": dtypes,
         }),
         *(

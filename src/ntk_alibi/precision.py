@@ -66,7 +66,7 @@ def rounded(numbers: ArrayLike, dtype: DTypeLike) -> Floats:
 
     Source: IEEE 754, roundTiesToEven.
     """
-    return _rounded(as_float64("numbers", numbers), _name(dtype))  # codespell:ignore
+    return _rounded(as_float64("numbers", numbers), _name(dtype))
 
 
 def exact_fraction(dtype: DTypeLike, window: int) -> float:

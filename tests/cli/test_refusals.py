@@ -20,11 +20,6 @@ ROWS = [
     (["slopes", "8", "--method", "knee:8:2"], "got 'knee:8:2': use ntk:FACTOR"),
     (["slopes", "8", "--method", "original:logn=1"], "--method must be a scaling without"),
     (["slopes", "8", "--method", "dynamic-ntk"], "a dynamic method, got only dynamic-ntk"),
-    (
-        ["explore", "--text", "x"],
-        "COMMAND must be .*'explore': ntk_alibi.plots.attention_maps",
-    ),
-    (["tune", "--length", "99"], "COMMAND must be .*, got 'tune': `ntk-alibi eval --methods"),
     (["eval", "--model", "/nowhere"], "model must be a folder with config.json"),
     (
         ["eval", "--from-json", "none.json"],

@@ -27,12 +27,6 @@ COMMANDS = {
     "notebooks": "notebooks",
 }
 
-#: Subcommands that are no more, with what to use instead.
-GONE = {
-    "explore": "ntk_alibi.plots.attention_maps draws attention weights",
-    "tune": "`ntk-alibi eval --methods ...` names the best method in its last line",
-}
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; a wrong argument prints one sentence and exits with status 2."""
@@ -51,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if words == ["--cmake-dir"]:
             print(_installed.cmake_dir())
             return
-        if words and words[0] in GONE:
-            raise ValueError(f"COMMAND must be one of --help's, got {words[0]!r}: {GONE[words[0]]}")
         options = parser.parse_args(words)
     with errors.sentences("ntk-alibi", options.extra), subcommand.options_in_errors(words):
         options.run(options)

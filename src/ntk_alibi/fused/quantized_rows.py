@@ -51,11 +51,11 @@ class QuantizedRows:
 
     def __post_init__(self) -> None:
         rows, scales = self.numbers, self.scales
-        _checks.attention_input("numbers", rows)  # codespell:ignore
+        _checks.attention_input("numbers", rows)
         if not backend_of(rows).holds(scales):
             raise TypeError(f"scales must be of numbers' framework, got {type(scales).__name__}")
         _checks.check_plain("scales", scales)
-        for name, dtype in (("numbers", "int8"), ("scales", "float32")):  # codespell:ignore
+        for name, dtype in (("numbers", "int8"), ("scales", "float32")):
             array = getattr(self, name)
             native = getattr(array.dtype, "isnative", True)
             if _arrays.dtype_name(array.dtype) != dtype or not native:

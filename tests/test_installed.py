@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ntk_alibi import _core
-from ntk_alibi._installed import DATA_PACKAGE, install_line, shipped
-from repository import ROOT
+from ntk_alibi._installed import install_line
 
 #: The library that the core needs, and a name of the same length that no system has.
 OPENMP, ABSENT = b"libgomp.so.1", b"libgomq.so.1"
@@ -78,30 +76,6 @@ def test_the_openmp_library_of_torch_will_do(folder: Path) -> None:
     assert str(folder) in done.stdout
 
 
-def test_a_build_from_source_holds_its_data() -> None:
-    assert (shipped("ntk_alibi.models", "nano_bloom", "the model") / "config.json").is_file()
-    assert shipped("ntk_alibi.evaluation.records", "kjv.txt.xz", "the prose").is_file()
-
-
-def test_without_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, DATA_PACKAGE, None)
-    sentence = r'^the model needs ntk_alibi_models: pip install "ntk-alibi\[models\]"$'
-    with pytest.raises(ModuleNotFoundError, match=sentence):
-        shipped("ntk_alibi.models", "another_bloom", "the model")
-
-
-def test_data_of_the_other_package_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / DATA_PACKAGE).mkdir()
-    (tmp_path / DATA_PACKAGE / "__init__.py").write_text("")
-    (tmp_path / DATA_PACKAGE / "another_bloom").write_text("weights")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, DATA_PACKAGE, raising=False)
-    assert shipped("ntk_alibi.models", "another_bloom", "the model").read_text() == "weights"
-    del sys.modules[DATA_PACKAGE]
-
-
 def needs_of(name: str, extras: frozenset[str], found: dict[str, frozenset[str]]) -> None:
     """Collect the packages that an installed one needs with extras, itself included."""
     known = found.get(name)
@@ -124,17 +98,3 @@ def test_the_line_that_errors_name_needs_no_release(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Would install" not in done.stdout
-
-
-@pytest.mark.slow
-def test_the_other_package_has_what_wheels_leave_out(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path]
-    done = subprocess.run([*command, ROOT / "ntk-alibi-models"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    model = (ROOT / "src/ntk_alibi/models/nano_bloom").iterdir()
-    own = {f"{DATA_PACKAGE}/nano_bloom/{path.name}" for path in model} | {
-        f"{DATA_PACKAGE}/kjv.txt.xz"
-    }
-    assert own < names

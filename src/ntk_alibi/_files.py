@@ -130,8 +130,7 @@ def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
     """Lock a folder against other runs while the block runs.
 
     The process that has the lock may take it again. The system releases the lock when the process
-    ends, however it ends. The ranks of one job share a folder, each with its own lock. A folder
-    that the block has emptied goes.
+    ends, however it ends. A folder that the block has emptied goes.
 
     Raises:
         ValueError: another process has the lock; the message tells which one and since when.
@@ -139,7 +138,7 @@ def only_run(argument: str, folder: str | os.PathLike[str]) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    place = Path(folder) / f".run-{os.environ.get('RANK', '0')}"
+    place = Path(folder) / ".run"
     holder = Path(f"{place}.txt")  # a file of its own, since Windows lets nobody read a locked one
     lock = FileLock(f"{place}.lock", is_singleton=True)
     try:

@@ -1,9 +1,7 @@
-"""What is installed: the core with its OpenMP library, optional packages, data, CMake's files.
+"""What is installed: the core with its OpenMP library, optional packages, CMake's files.
 
 Wheels contain no OpenMP library: beside torch's it would start a second pool of threads, and both
-pools would spin while they wait. Those for Linux share torch's or the system's. A build from source
-contains the package's data. Wheels for PyPI leave it to the package ntk-alibi-models, so that users
-of slopes, biases and attention do not download megabytes of a model.
+pools would spin while they wait. Those for Linux share torch's or the system's.
 """
 
 from __future__ import annotations
@@ -28,11 +26,7 @@ EXTRAS = {
     "gguf": "gguf",
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
     "vllm": "vllm",
-    "ntk_alibi_models": "models",
 }
-
-#: The package with the data, where this one has none.
-DATA_PACKAGE = "ntk_alibi_models"
 
 
 def load_core() -> None:
@@ -107,28 +101,6 @@ def _missing(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         return error.name
     return None if error.__cause__ is None else _missing(error.__cause__)
-
-
-def shipped(package: str, name: str, what: str) -> Path:
-    """Return the path of a file or folder of the package's data.
-
-    Args:
-        package: the subpackage that contains it in a build from source.
-        name: its file name.
-        what: what to call it in the error.
-
-    Raises:
-        ModuleNotFoundError: neither this package nor ntk-alibi-models has it; the message tells
-            what to install.
-    """
-    from importlib import resources  # it imports tempfile and shutil
-
-    path = Path(str(resources.files(package) / name))
-    if path.exists():
-        return path
-    with needed_by(what):
-        import_module(DATA_PACKAGE)
-    return Path(str(resources.files(DATA_PACKAGE) / name))
 
 
 def cmake_dir() -> Path:

@@ -62,7 +62,6 @@ def test_a_file_keeps_its_link_and_what_others_raise() -> None:
     assert os.listdir("far") == ["file.txt"]
 
 
-@pytest.mark.slow  # needs the evaluation harness
 def test_a_folder_has_one_run_at_a_time(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,10 +81,3 @@ def test_a_folder_has_one_run_at_a_time(
     main(run_of(tiny_checkpoint, "--output", "answers", "--json"))
     lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[0])["retrieval"] == json.loads(lines[1])["retrieval"]
-
-
-def test_processes_of_a_job_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _files.only_run("--output", "."):
-        monkeypatch.setenv("RANK", "1")
-        with _files.only_run("--output", "."), _files.only_run("path", "."):
-            pass

@@ -25,6 +25,7 @@ ROWS = [
         ["eval", "--from-json", "none.json"],
         "--from-json must be a file that can be read, got 'none.json': No such file",
     ),
+    (["eval", "--seconds", "0"], "--seconds must be "),
     (["eval", "--train-length", "0"], "--train-length must be between 1"),
     (["eval", "--output", "file"], f"--output must be a folder .*, got 'file': {EXISTS}"),
     pytest.param(
@@ -45,10 +46,6 @@ ROWS = [
     (["eval", "--from-json", "bytes"], "'bytes' must be a JSON file"),
     (["eval", "--methods", "ntk"], "error: method must be original or one of"),
     (["eval", "--methods", "NTK:4"], "did you mean ntk:4?"),
-    (
-        ["lm-eval", "--tasks", "ntk_alibi_lines", "--metadata", "foo=1"],
-        "metadata of these tasks must have keys of lengths, records, questions, ",
-    ),
     (["eval", "--model", "text"], "--model must be a folder with config.json"),
     (["bench", "--lengths", "999999999"], "--lengths must be between 1 and 174762, got 999999999"),
     (["bench", "--head-dim", "257"], "--head-dim must be between 1 and 256"),
@@ -57,7 +54,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.slow  # needs the evaluation harness
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), ROWS)
 def test_a_mistake_is_one_sentence(
     arguments: list[str],

@@ -1,13 +1,12 @@
-"""Subcommand `ntk-alibi demo`: the README's question, and longer texts for as long as time is left.
+"""Subcommand `ntk-alibi demo`: the README's question, and a study of lines in the time left.
 
-It needs torch and transformers, and not the evaluation harness, so that it is installed and answers
-soon. Its records are those that `ntk-alibi eval` begins with.
+It prints counts as they come, and needs torch and transformers alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import itertools
 from typing import Any
 
 from ntk_alibi.cli import subcommand
@@ -79,37 +78,27 @@ def _answer_the_question(model: Any, tokenizer: Any, train_length: int) -> None:
 
 
 def _print_table(model: Any, tokenizer: Any, train_length: int, seconds: float) -> None:
-    """Print for each length how many lines of its records are found; the longest come last.
+    """Print for each length how many lines of its records are found."""
+    from ntk_alibi.evaluation.comparing import length_study
+    from ntk_alibi.evaluation.comparing.plan import Plan
+    from ntk_alibi.evaluation.comparing.store import AnswerStore
 
-    A length is read if four times the last record, which is half as long, fit into the time that is
-    left. Of that it has a share in proportion to its tokens, for more records.
-    """
-    from ntk_alibi import patch
-    from ntk_alibi.evaluation.records import record
-    from ntk_alibi.evaluation.records.longeval import Lines
-
-    encode = record.cached_encoder(record.encoder(tokenizer))
     methods = (ORIGINAL, RECOMMENDED)
+    plan = Plan(
+        train_length, methods, MULTIPLES, line_records=RECORDS, topic_records=0, prose_windows=0
+    )
+    study, store = length_study.prepare(model, tokenizer, plan), AnswerStore(None, {})
     print("\nlines found among many other lines:")
     print(f"{'tokens':>8}" + "".join(f"{name:>20}" for name in methods), flush=True)
-    end, took = time.monotonic() + seconds, 0.0
-    for place, multiple in enumerate(MULTIPLES):
-        length, begin = multiple * train_length, time.monotonic()
-        if begin + 4 * took >= end:
-            left = ", ".join(str(each * train_length) for each in MULTIPLES[place:])
-            print(f"not read in {seconds:g} seconds (--seconds gives more): {left} tokens")
-            return
-        share = (end - begin) * multiple / sum(MULTIPLES[place:])
-        found, asked = dict.fromkeys(methods, 0), 0
-        for number in range(RECORDS):
-            start = time.monotonic()
-            if number and start + took > begin + share:
-                break
-            case = Lines().case(encode, length, record.record_generator("lines", length, number))
-            asked += len(case.answers)
-            for name in methods:
-                with patch(model, name):
-                    found[name] += sum(record.answered(model, case))
-            took = time.monotonic() - start
-        cells = (f"{found[name]} of {asked} ({found[name] / asked:.0%})" for name in methods)
+    left = plan.token_lengths
+    readings = length_study.read(model, study, store, seconds=seconds)
+    for length, group in itertools.groupby(readings, lambda reading: reading[1].length):
+        found: dict[str, list[bool]] = {name: [] for name in methods}
+        for method, text in group:
+            found[method.name] += store.get(method.name, text.name)
+        cells = (f"{sum(x)} of {len(x)} ({sum(x) / len(x):.0%})" for x in found.values())
         print(f"{length:>8}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        left = left[1:]
+    if left:
+        lengths = ", ".join(map(str, left))
+        print(f"not read in {seconds:g} seconds (--seconds gives more): {lengths} tokens")

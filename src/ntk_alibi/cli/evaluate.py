@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ntk_alibi import _files
+from ntk_alibi import _checks, _files
 from ntk_alibi.cli import subcommand
 from ntk_alibi.models.loading import NANO_BLOOM
 
 if TYPE_CHECKING:
+    from ntk_alibi.evaluation.comparing.plan import Plan
     from ntk_alibi.evaluation.comparing.summary import Summary
 
 #: The folder that keeps the answers of an unfinished run, by default.
@@ -35,7 +35,7 @@ _PLANNED = {
 #: Options that have no effect on stored results.
 _COMPUTED = (
     *("quick", "multiples", "lengths", "records", *_PLANNED),
-    *("model", "methods", "train_length", "output"),
+    *("model", "methods", "train_length", "output", "seconds"),
 )
 
 
@@ -94,6 +94,9 @@ def _records_options(parser: argparse.ArgumentParser) -> None:
         "N",
         "records of lines, and conversations, for each length (default: 8 and 12)",
     )
+    subcommand.number_option(
+        parser, "--seconds", "S", "time for all texts; it has the lengths that fit", kind=float
+    )
     for name, what in _PLANNED.items():
         place = counts if name == "line_records" else parser
         subcommand.number_option(place, subcommand.flag(name), "N", what)
@@ -148,40 +151,29 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _study(options: argparse.Namespace) -> None:
-    """Run a study in a folder that keeps answers, and show its summary in the first process.
+    """Run a study in a folder that keeps answers, and show its summary.
 
     The folder is --output, or `UNFINISHED`, which is removed at the end; after an error it stays if
     it has answers, and the next run continues from them.
     """
+    from ntk_alibi.evaluation.comparing.store import FILE
+
     plan = _plan(options)
     folder = Path(UNFINISHED if options.output is None else options.output)
     with _files.naming("--output", "a folder that can be written"):
         _files.writable_folder(folder)
-    from ntk_alibi.evaluation.harness import stored_answers
-    from ntk_alibi.evaluation.harness.run import is_first_process
-
     with _files.only_run("--output", folder):
-        if stored := sum(map(stored_answers.count_answers, folder.glob("*.db"))):
-            _tell(
-                f"{folder} has {stored} answers of an earlier run, which are taken over for the "
-                "same model, method and records; remove the folder to compute them again"
-            )
+        finished = False
         try:
-            summary = _computed(options, plan, folder)
-            if is_first_process():
-                _show(summary, options)
+            _show(_computed(options, plan, folder), options)
             sys.stdout.flush()  # a full disk is an error before the answers are removed
-            finished = is_first_process()
-        except BaseException:
-            finished = not any(folder.glob("*.db"))
-            raise
+            finished = True
         finally:
-            if finished and options.output is None:
+            if options.output is None and (finished or not (folder / FILE).exists()):
                 shutil.rmtree(folder, ignore_errors=True)
-        is_first_process()  # no other process begins the next run in a folder that goes
 
 
-def _plan(options: argparse.Namespace) -> Any:
+def _plan(options: argparse.Namespace) -> Plan:
     """Return the plan that the options ask for; 1 is its training length until the model tells."""
     from ntk_alibi.evaluation.comparing import plan
 
@@ -195,49 +187,39 @@ def _plan(options: argparse.Namespace) -> Any:
     return plan.Plan(length, **{**preset, **given})
 
 
-def _computed(options: argparse.Namespace, plan: Any, folder: Path) -> Summary:
+def _computed(options: argparse.Namespace, plan: Plan, folder: Path) -> Summary:
     """Return the summary of a plan; the plan is checked before the model's weights are loaded."""
     from ntk_alibi.evaluation.comparing import length_study
     from ntk_alibi.models import loading
 
+    if options.seconds is not None:
+        _checks.finite("--seconds", options.seconds, minimum=0.0, inclusive=False)
     outline, tokenizer = loading.load_outline(options.model)
     if options.train_length is None:
         plan = replace(plan, train_length=loading.train_length_or_warn(outline.config))
     study = length_study.prepare(outline, tokenizer, plan)
     model, _ = loading.load_as(options.model, options.dtype, saved=False)
-    shown = {"quiet": options.format == "json", "name": options.model or NANO_BLOOM}
-    _warn_if_unanswered(options, model, tokenizer, plan, folder, shown)
-    return length_study.answer(model, tokenizer, study, folder, **shown)
+    most = "" if options.seconds is None else f", as many as {options.seconds:g} seconds allow"
+    _tell(f"reads {study}{most}")
+    quiet = options.format == "json"
+    return length_study.answer(
+        model, study, folder, quiet=quiet, seconds=options.seconds, row=_tell_the_first_row
+    )
 
 
-def _warn_if_unanswered(
-    options: argparse.Namespace,
-    model: Any,
-    tokenizer: Any,
-    plan: Any,
-    folder: Path,
-    shown: dict[str, Any],
-) -> None:
-    """Tell before longer records are read that a user's model does not know the task.
+def _tell_the_first_row(first: Summary) -> None:
+    """Tell before longer records are read what the model answers, or that it answers nothing."""
+    from ntk_alibi.evaluation.report.conclusion import answered, unanswered
 
-    The processes of a job would need a record each, so there the end of the run tells it.
-    """
-    from ntk_alibi.evaluation.comparing import length_study
-    from ntk_alibi.evaluation.report.conclusion import unanswered
-
-    if options.model is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return
-    few = length_study.probe(plan)
-    if few is None:
-        return
-    if clause := unanswered(length_study.evaluate(model, tokenizer, few, folder, **shown)):
+    if clause := unanswered(first):
         _tell(f"warning: {clause}; if it does not know the task, Ctrl-C saves the longer ones")
+    elif clause := answered(first):
+        _tell(clause)
 
 
 def _tell(message: str) -> None:
-    """Print a line to stderr, in the first process of a job."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"ntk-alibi: {message}", file=sys.stderr, flush=True)
+    """Print a line to stderr."""
+    print(f"ntk-alibi: {message}", file=sys.stderr, flush=True)
 
 
 def _show(summary: Summary, options: argparse.Namespace) -> None:
@@ -279,7 +261,7 @@ def _print(summary: Summary, form: str) -> None:
 
 
 def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
-    """Return a command that repeats a row, what to do next, and last what the study shows.
+    """Return what to do next, and last what the study shows.
 
     What it shows comes in a form that can be pasted where others read it.
     """
@@ -292,13 +274,9 @@ def _last_lines(summary: Summary, options: argparse.Namespace) -> list[str]:
     )
 
     lines = []
-    examples = [next(iter(cells.values())) for cells in summary.commands.values() if cells]
-    if examples:
-        lines = ["command that repeats one row (--json lists all commands):", examples[-1]]
     own = "MODEL" if options.from_json else options.model or NANO_BLOOM
     if clause := unanswered(summary):
         return [
-            *lines,
             f"{clause[0].upper()}{clause[1:]}: no method can help where it does not know the task.",
             *instead(own, summary.train_length),
         ]

@@ -7,9 +7,7 @@ from typing import Any
 
 from ntk_alibi.cli import subcommand
 
-EXAMPLE = """ntk-alibi lm-eval --model ntk_alibi --model_args method=ntk:4 \\
-      --tasks ntk_alibi_lines,ntk_alibi_prose --metadata 'lengths=[2048,8192]'
-  ntk-alibi lm-eval --model ntk_alibi \\
+EXAMPLE = """ntk-alibi lm-eval --model ntk_alibi \\
       --model_args pretrained=bigscience/bloom-1b7,method=ntk:2 \\
       --tasks longeval_lines_200 \\
       --metadata data=LongChat/longeval/evaluation \\
@@ -23,8 +21,9 @@ def add_command(commands: Any) -> None:
         commands,
         "lm-eval",
         _run,
-        "run lm-evaluation-harness with the model and the tasks of this package",
+        "run lm-evaluation-harness with stretched models, on its tasks or LongEval's files",
         EXAMPLE,
+        extra="lm-eval",
         prefix_chars="+",  # no option begins with "+": all arguments go to the harness
         add_help=False,
     )
@@ -36,6 +35,6 @@ def _run(options: argparse.Namespace) -> None:
     if options.arguments in ([], ["-h"], ["--help"]):
         options.show_help()
         return
-    from ntk_alibi.evaluation.harness.run import main
+    from ntk_alibi.evaluation.harness.command import main
 
     main(options.arguments)

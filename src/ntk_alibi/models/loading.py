@@ -37,16 +37,13 @@ PATIENCE = 10.0
 def nano_bloom_path() -> Path:
     """Return the folder of the nano BLOOM in the package; transformers can load it, too.
 
-    Raises:
-        ModuleNotFoundError: this is a wheel without data, and ntk-alibi-models is not installed.
-
     Example:
         >>> from transformers import AutoModelForCausalLM
         >>> model = AutoModelForCausalLM.from_pretrained(nano_bloom_path())
         >>> model.config.model_type
         'bloom'
     """
-    return _installed.shipped("ntk_alibi.models", "nano_bloom", "the nano BLOOM")
+    return Path(__file__).parent / "nano_bloom"
 
 
 def checkpoint_name(model: str | os.PathLike[str] | None) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import shlex
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +17,14 @@ import torch
 from torch.nn import functional as F
 
 import ntk_alibi as na
-from commands import search_tasks_in
-from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study
-from ntk_alibi.evaluation.comparing.intervals import ratio_standard_error
 from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.evaluation.comparing.store import AnswerStore
 from ntk_alibi.evaluation.comparing.summary import DEPTH_BINS, Summary, read_summary
-from ntk_alibi.evaluation.harness import datasets
-from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.harness.model import StretchedLM
-from ntk_alibi.evaluation.records import corpus
+from ntk_alibi.evaluation.records import corpus, record
+from ntk_alibi.evaluation.records.longeval import Lines
 from ntk_alibi.evaluation.report.tables import study_tables
-from ntk_alibi.methods import parse_method
 from ntk_alibi.models import load
-
-pytestmark = pytest.mark.slow  # needs the evaluation harness
 
 PLAN = Plan(
     256,
@@ -62,7 +57,7 @@ def test_every_cell_is_there(summary: Summary) -> None:
     assert len(summary.by_depth) == 2 * 4 * 2 * DEPTH_BINS
     for name in ("by_distance", "by_depth"):
         assert getattr(summary, name).groupby("method")["cases"].sum()["ntk:2"] == 16
-    assert summary.settings["ntk:2"]["scaling"] == {"alibi_type": "ntk", "factor": 2.0}
+    assert "NTK(factor=2.0)" in summary.settings["patches"]["ntk:2"]
 
 
 def test_perplexity_is_paired_with_the_first_method(summary: Summary) -> None:
@@ -81,36 +76,121 @@ def test_an_interrupted_study_resumes(
     tiny_checkpoint: Path, tmp_path: Path, summary: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
-    batches, answer_batch = [], StretchedLM.answer_batch
+    read, answered = [], record.answered
 
-    def stop_after_ten(self: StretchedLM, batch: list[Any]) -> Any:
-        batches.append(1)
-        if len(batches) == 11:
+    def stop_at_the_eleventh(model: Any, case: record.Case) -> list[bool]:
+        read.append(1)
+        if len(read) == 11:
             raise KeyboardInterrupt
-        return answer_batch(self, batch)
+        return answered(model, case)
 
-    monkeypatch.setattr(StretchedLM, "answer_batch", stop_after_ten)
+    monkeypatch.setattr(record, "answered", stop_at_the_eleventh)
     with pytest.raises(KeyboardInterrupt):
         length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+    assert not na.patched(model)
+    for _ in range(2):
+        resumed = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+        assert same(resumed, summary)
+        # 8 records for each of 4 methods; the interrupted pass runs twice.
+        assert len(read) == 1 + 8 * 4
+
+
+KILLED = """
+import os, signal, sys
+from test_length_study import PLAN
+from ntk_alibi.evaluation.comparing import length_study, store
+from ntk_alibi.models import load
+add = store.AnswerStore.add
+def add_nine(self, *answer):
+    add(self, *answer)
+    if len(self) == 9:
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+store.AnswerStore.add = add_nine
+model, tokenizer, _ = load(sys.argv[1])
+length_study.evaluate(model, tokenizer, PLAN, sys.argv[2], quiet=True)
+"""
+
+
+def test_a_killed_study_gives_the_same_json(
+    tiny_checkpoint: Path, tmp_path: Path, summary: Summary
+) -> None:
+    """The last line is cut off, too, as a full disk leaves it."""
+    command = [sys.executable, "-c", KILLED, str(tiny_checkpoint), str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, env=environment())
+    assert done.returncode not in (0, 1)
+    path = tmp_path / "answers.jsonl"
+    content = path.read_bytes()
+    assert content.count(b"\n") == 1 + 9
+    path.write_bytes(content[:-5])
+    model, tokenizer, _ = load(tiny_checkpoint)
     resumed = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
-    assert same(resumed, summary)
-    # 8 records and 2 windows for each method; the interrupted pass runs twice.
-    assert len(batches) == 1 + (8 + 2) * 4
-    again = length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
-    assert same(again, summary)
-    assert len(batches) == 1 + (8 + 2) * 4
-    length_study.evaluate(
-        model, tokenizer, replace(PLAN, seed=1, prose_windows=0), tmp_path, quiet=True
-    )
-    assert len(batches) == 1 + (8 + 2) * 4 + 8 * 4
+    assert resumed.to_json() == summary.to_json()
 
 
-def test_an_error_leaves_no_patch(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def environment() -> dict[str, str]:
+    """Return the environment of a process that imports the modules that tests share."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+
+
+def test_answers_of_another_study_are_refused_by_what_differs(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    plan = replace(PLAN, methods=("original",), topic_records=0, prose_windows=0)
+    length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
+
+    def refused(message: str, plan: Plan = plan, **options: Any) -> None:
+        with pytest.raises(ValueError, match=r"^path must be a folder of answers of this") as error:
+            length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True, **options)
+        assert message in str(error.value)
+
+    refused("seed 2026 in place of 1", replace(plan, seed=1))
+    refused('methods ["original"] in place of ["ntk:2"]', replace(plan, methods=("ntk:2",)))
+    refused("original", wrap=lambda _: na.NTK(2.0))  # another patch by the same name
+    with torch.no_grad():
+        model.transformer.ln_f.bias[0] += 0.5
+    refused("weights ")
+
+
+def test_a_damaged_store_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    for content in (b"[]\n", b"not JSON\n", b'{"plan": {}}\n{"method": 1}\n'):
+        (tmp_path / "answers.jsonl").write_bytes(content)
+        with pytest.raises(ValueError, match=r"answers.jsonl' must be a file of answers; remove"):
+            length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+
+
+def test_a_limit_of_time_leaves_the_longest_texts_out(tiny_checkpoint: Path) -> None:
+    """By a clock on which a pass takes a second for 256 tokens, and 4 for 512."""
+    model, tokenizer, _ = load(tiny_checkpoint)
+    plan = replace(PLAN, methods=("original", "ntk:2"), topic_records=0, prose_windows=0)
+    study = length_study.prepare(model, tokenizer, replace(plan, multiples=(1, 2, 4)))
+    now = [0.0]
+
+    def answered(_: Any, case: record.Case) -> list[bool]:
+        now[0] += round(len(case.tokens) / 256) ** 2
+        return [True] * len(case.answers)
+
+    def lengths(seconds: float) -> list[int]:
+        now[0], store = 0.0, AnswerStore(None, {})
+        readings = length_study.read(model, study, store, seconds=seconds)
+        return [text.length for _, text in readings]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(record, "answered", answered)
+        patched.setattr(length_study.time, "monotonic", lambda: now[0])
+        assert lengths(0.0) == []
+        assert lengths(4.5) == [256] * 4
+        assert lengths(13.0) == [256] * 4 + [512] * 2
+        assert lengths(200.0) == [256] * 4 + [512] * 4 + [1024] * 4
+
+
+def test_an_error_leaves_no_patch(tiny_checkpoint: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(harness, "answer", lambda *_: {}["a mistake"])
+        patched.setattr(record, "answered", lambda *_: {}["a mistake"])
         with pytest.raises(KeyError, match="a mistake"):
-            length_study.evaluate(model, tokenizer, PLAN, tmp_path, quiet=True)
+            length_study.evaluate(model, tokenizer, PLAN, quiet=True)
     assert not na.patched(model)
 
 
@@ -118,49 +198,12 @@ def same(one: Summary, other: Summary) -> bool:
     return json.loads(one.to_json()) == json.loads(other.to_json())
 
 
-def test_answers_of_other_weights_are_not_taken(tiny_checkpoint: Path) -> None:
-    model, tokenizer, _ = load(tiny_checkpoint)
-    lm = StretchedLM(model, tokenizer=tokenizer, quiet=True)
-    before = lm.digest
-    lm.stretch(parse_method("ntk:4", 64))
-    assert lm.digest != before
-    lm.stretch(parse_method("original", 64))
-    assert lm.digest == before
-    with torch.no_grad():
-        model.transformer.ln_f.bias += 0.5
-    assert lm.digest != before
-
-
-def test_a_command_gives_the_row_again(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command runs through the harness's command line."""
-    model, tokenizer, _ = load(tiny_checkpoint)
-    plan = replace(PLAN, methods=("original", "ntk:2"))
-    name = tiny_checkpoint.as_posix()  # shlex reads `\\` as a quote
-    found = length_study.evaluate(model, tokenizer, plan, tmp_path / "a", quiet=True, name=name)
-    command = shlex.split(found.commands["ntk:2"]["lines"])
-    assert command[:2] == ["ntk-alibi", "lm-eval"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    search_tasks_in(tmp_path, monkeypatch)
-    main([*command[1:], "--output_path", str(tmp_path / "out.json")])
-    (path,) = tmp_path.glob("out*.json")
-    results = json.loads(path.read_text())
-    cells = found.retrieval.set_index(["task", "method", "multiple"])["accuracy"]
-    for multiple in (1, 2):
-        accuracy = results["results"]["ntk_alibi_lines"][f"accuracy_{256 * multiple},none"]
-        assert accuracy == cells["lines", "ntk:2", multiple]
-    assert results["config"]["method"] == "ntk:2"
-    assert results["config"]["versions"] == found.settings["ntk:2"]["versions"]
-
-
 def test_nats_agree_with_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
     plan = replace(PLAN, methods=("original",), line_records=0, topic_records=0, prose_windows=1)
     found = length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
-    (document,) = datasets.prose([512], windows=1, bins=4, tokenizer=tokenizer)["test"]
-    tokens = torch.tensor([tokenizer(document["text"])["input_ids"]])
+    (window,) = corpus.prose_windows(record.encoder(tokenizer), corpus.held_out_texts(), 512, 1)
+    tokens = torch.from_numpy(window)[None]
     with torch.no_grad():
         logits = model(tokens).logits[0, :-1]
     expected = F.cross_entropy(logits, tokens[0, 1:], reduction="none")
@@ -192,47 +235,10 @@ def test_windows_of_prose_follow_each_other_and_nothing_else_is_encoded() -> Non
     assert len(asked) < 100
 
 
-def test_a_ratio_has_the_standard_error_of_its_clusters() -> None:
-    # clusters of equal size: the error of the mean of their shares
-    shares = np.array([0.5, 1.0, 0.75, 0.25])
-    error = shares.std(ddof=1) / 2
-    assert ratio_standard_error(4 * shares, [4] * 4) == pytest.approx(error, rel=1e-12)
-
-
-def test_the_harness_shows_standard_errors(tiny_checkpoint: Path) -> None:
-    from lm_eval.evaluator import evaluate
-    from lm_eval.utils import make_table
-
-    lm = StretchedLM(str(tiny_checkpoint), quiet=True)
-    made_from = {
-        "lengths": [200, 300],
-        "records": 3,
-        "windows": 2,
-        "pretrained": str(tiny_checkpoint),
-    }
-    names = ["ntk_alibi_lines", "ntk_alibi_prose", "ntk_alibi_lines_generated"]
-    with harness.quiet():
-        results = evaluate(lm, {"tasks": harness.load_tasks(names, made_from)})
-    prose_row = results["results"]["ntk_alibi_prose"]
-    assert prose_row["perplexity_stderr,none"] == pytest.approx(
-        prose_row["perplexity,none"] * prose_row["nats_stderr,none"], rel=1e-12
-    )
-    assert prose_row["nats_stderr,none"] > 0
-    assert "N/A" not in make_table(results)
-
-
-def test_one_record_has_no_standard_error() -> None:
-    assert datasets.ratio_error([[3, 4], [0, 0]]) == "N/A"
-    assert datasets.perplexity_error([[3.0, 4]]) == "N/A"
-
-
 def test_short_records_have_fewer_questions() -> None:
     """A record has at most one question for 64 tokens, and as many at each length."""
     for multiples, questions in (((0.25, 1), 8), ((1, 4), 32), ((4,), 32), ((0.001,), 1)):
-        assert Plan(2048, multiples=multiples).tasks["lines"]["questions"] == questions
-    tasks = Plan(2048, multiples=(0.25,), line_records=1).tasks
-    (document,) = datasets.retrieval("lines", **tasks["lines"])["test"]
-    assert len(document["begins"]) == 8
+        assert Plan(2048, multiples=multiples).records["lines"] == (8, questions)
 
 
 def test_notebooks_show_a_summary_as_tables(summary: Summary) -> None:
@@ -252,14 +258,21 @@ def test_a_stored_summary_is_the_same(summary: Summary, tmp_path: Path) -> None:
 
 def test_lengths_take_the_place_of_multiples() -> None:
     plan = replace(PLAN, lengths=(300, 513))
-    assert plan.token_lengths == plan.tasks["lines"]["lengths"] == [300, 513]
+    assert plan.token_lengths == [300, 513]
     assert replace(plan, train_length=513).multiples == (300 / 513, 1.0)
 
 
-def test_a_command_makes_the_records_of_the_study() -> None:
-    plan = Plan(256, multiples=(1, 2), line_records=2, topic_records=0, prose_windows=0)
-    documents = list(datasets.retrieval("lines", **plan.tasks["lines"])["test"])
-    assert [document["length"] for document in documents] == [256, 256, 512, 512]
-    command = length_study.commands(plan, "nano-bloom")["original"]["lines"]
-    metadata = json.loads(shlex.split(command)[-1])
-    assert list(datasets.retrieval("lines", **metadata)["test"]) == documents
+def test_answers_agree_with_greedy_decoding() -> None:
+    """The stretched model generates the answers to the questions one by one."""
+    model, tokenizer, length = load()
+    case = Lines(6).case(record.encoder(tokenizer), length, np.random.default_rng(3))
+    with na.patch(model, "ntk:2"):
+        for (begin, end), right in zip(case.answers, record.answered(model, case), strict=True):
+            prompt = torch.from_numpy(case.tokens[:begin])[None]
+            tokens = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=end - begin,
+                do_sample=False,
+            )
+            assert (tokens[0, begin:].numpy() == case.tokens[begin:end]).all() == right

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
+from typing import Any
 
 from ntk_alibi.evaluation import Summary
 from ntk_alibi.evaluation.report.conclusion import (
@@ -67,6 +68,18 @@ def test_a_gain_within_its_interval_is_none() -> None:
     ]
 
 
+def test_the_recommended_method_is_named_within_chance_of_the_best() -> None:
+    near: dict[str, Any] = {"ntk_4": (97, 90, 100), "dynamic-ntk": (93, 80, 98)}
+    gains = {"ntk_4": (77, 9), "dynamic-ntk": (73, 9)}
+    assert conclusion(study(gains=gains, original=(20, 15, 25), **near)) == [
+        "At 16 training lengths (32768 tokens) no method is better than dynamic-ntk beyond chance: "
+        "it answers 93 % (80–98) of the questions about lines, original 20 % (15–25), "
+        "+73 ± 9 points; ntk:4 97 % (90–100)."
+    ]
+    near["dynamic-ntk"] = (80, 70, 90)
+    assert better_method(study(gains=gains, original=(20, 15, 25), **near)) == "ntk:4"
+
+
 def test_without_a_paired_interval_both_accuracies_serve() -> None:
     assert better_method(study(**FOUND)) is None
     apart = study(original=(6, 3, 11), ntk_4=(62, 55, 69))
@@ -123,7 +136,7 @@ def test_a_model_that_answers_somewhere_knows_them() -> None:
 
 def test_what_is_shared_names_the_model_the_lengths_and_the_intervals() -> None:
     summary = study(original=(50, 40, 60), ntk_4=(57, 47, 67))
-    versions = {"original": {"versions": {"ntk-alibi": "1.0", "torch": "3.0"}}}
+    versions = {"versions": {"ntk-alibi": "1.0", "torch": "3.0"}}
     summary = replace(summary, settings=versions)
     assert "\n".join(markdown_to_share(summary, "own/bloom")) == (
         "to share, in Markdown:\n\n"

@@ -76,23 +76,6 @@ def half_width(values: Any) -> Any:
     return t.ppf(0.975, count - 1) * array.std(axis=0, ddof=1) / math.sqrt(count)
 
 
-def ratio_standard_error(sums: Sequence[float], counts: Sequence[float]) -> float:
-    """Return the standard error of the ratio of two sums over clusters, of which there are several.
-
-    Formula::
-
-        sqrt(n / (n - 1) sum (s_i - r c_i)^2) / sum c_i,  r = sum s_i / sum c_i
-
-    Args:
-        sums: s, the sum of each cluster.
-        counts: c, the number of terms of each cluster, > 0.
-    """
-    n, total = len(counts), sum(counts)
-    ratio = sum(sums) / total
-    residuals = sum((s - ratio * c) ** 2 for s, c in zip(sums, counts, strict=True))
-    return math.sqrt(residuals * n / (n - 1)) / total
-
-
 def paired_difference(
     first: Sequence[int], second: Sequence[int], cases: Sequence[int]
 ) -> tuple[float, float]:

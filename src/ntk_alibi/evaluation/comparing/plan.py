@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from ntk_alibi import _checks
+from ntk_alibi.evaluation.records.kinds import TOKENS_PER_QUESTION
 from ntk_alibi.evaluation.records.record import check_lengths
 from ntk_alibi.methods import parse_method
 
@@ -40,7 +40,7 @@ class Plan:
         other_line_records: how many records of lines with names of other words, of several tokens.
         prose_windows: number of windows for the perplexity, of the greatest length; 0 for none.
         seed: seed of the records, which all methods read.
-        split: the chapters of all prose; see `ntk_alibi.evaluation.harness.datasets.prose`.
+        split: the chapters of all prose; by a name in `corpus.SPLITS`.
     """
 
     train_length: int
@@ -75,23 +75,16 @@ class Plan:
         if lengths is None:
             name = f"multiples of the training length {self.train_length}"
             lengths, least = tuple(self.token_lengths), 0
-        for kind in _KINDS:  # texts must fit into memory while they are made
-            field_name = f"{kind}_records"
+        for field_name in RECORD_FIELDS:  # texts must fit into memory
             check_lengths(name, lengths, getattr(self, field_name), of=field_name, minimum=least)
         check_lengths(name, [max(lengths)], self.prose_windows, of="prose_windows", minimum=least)
         if self.lengths is not None:
             multiples = tuple(length / self.train_length for length in self.lengths)
             object.__setattr__(self, "multiples", multiples)
-        if not self.tasks:
-            *others, last = self.record_fields
+        if not (self.records or self.prose_windows):
             raise ValueError(
-                f"{', '.join(others)}, {last} or prose_windows must be at least 1, got 0"
+                f"{', '.join(RECORD_FIELDS)} or prose_windows must be at least 1, got 0"
             )
-
-    @property
-    def record_fields(self) -> list[str]:
-        """The names of the fields that count records."""
-        return [f"{kind}_records" for kind in _KINDS]
 
     @property
     def token_lengths(self) -> list[int]:
@@ -99,43 +92,32 @@ class Plan:
         return [round(multiple * self.train_length) for multiple in self.multiples]
 
     @property
-    def tasks(self) -> dict[str, dict[str, Any]]:
-        """Metadata of the study's tasks, by their names without "ntk_alibi_"."""
-        lengths = self.token_lengths
-        split = {"split": self.split} if self.split != "held-out" else {}
-        tasks: dict[str, dict[str, Any]] = {}
-        for kind, task in _KINDS.items():
-            if records := getattr(self, f"{kind}_records"):
-                tasks[task] = {"records": records, **self._questions(kind)}
-                tasks[task] |= {"lengths": lengths, "seed": self.seed, **split}
-        if self.prose_windows:
-            longest = math.ceil(2 * max(self.multiples))
-            tasks["prose"] = {"lengths": [max(lengths)], "windows": self.prose_windows}
-            tasks["prose"] |= {"bins": longest, **split}
-        return tasks
+    def records(self) -> dict[str, tuple[int, int | None]]:
+        """For each kind of records that the study has, their number and their questions.
 
-    def _questions(self, kind: str) -> dict[str, int]:
-        if kind == "topic":
-            return {"questions": self.topic_questions}
-        if kind.endswith("line"):
-            shortest = round(min(1, *self.multiples) * self.train_length)
-            return {"questions": min(self.line_questions, max(1, shortest // 64))}
-        return {}
+        There are so many records of each length; None questions are the kind's own number.
+        """
+        shortest = round(min(1, *self.multiples) * self.train_length)
+        lines = min(self.line_questions, max(1, shortest // TOKENS_PER_QUESTION))
+        questions = {"lines": lines, "other-lines": lines, "topics": self.topic_questions}
+        counts = {kind: getattr(self, name) for name, kind in RECORD_FIELDS.items()}
+        return {kind: (count, questions.get(kind)) for kind, count in counts.items() if count}
 
 
-#: Kinds of records, as the fields of a plan name them, and their tasks.
-_KINDS = {
-    "line": "lines",
-    "topic": "topics",
-    "passkey": "passkey",
-    "multikey": "multikey",
-    "other_line": "other_lines",
+#: Fields of a plan that count records, and the kinds of these records.
+RECORD_FIELDS = {
+    "line_records": "lines",
+    "topic_records": "topics",
+    "passkey_records": "passkey",
+    "multikey_records": "multikey",
+    "other_line_records": "other-lines",
 }
 
-#: What --quick changes: fewer and shorter records, no prose.
+#: What --quick changes: fewer and shorter records, no conversations and no prose.
 QUICK: dict[str, Any] = {
     "multiples": (1, 2, 3),
     "line_records": 3,
-    "topic_records": 3,
+    "topic_records": 0,
+    "multikey_records": 3,
     "prose_windows": 0,
 }

@@ -1,4 +1,4 @@
-"""The summary of a length study in data frames: from samples of the harness, or from JSON."""
+"""The summary of a length study in data frames: from stored answers, or from JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.intervals import accuracy_entry, half_width, paired_difference
-from ntk_alibi.evaluation.comparing.plan import Plan
+from ntk_alibi.evaluation.comparing.texts import PROSE
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from ntk_alibi.evaluation.comparing.length_study import Study
+    from ntk_alibi.evaluation.comparing.plan import Plan
+    from ntk_alibi.evaluation.comparing.store import AnswerStore
+    from ntk_alibi.evaluation.comparing.texts import Text
 
 #: Least width of ranges of distance in training lengths, and their greatest number.
 DISTANCE_BIN, DISTANCE_BINS = 0.5, 8
@@ -35,9 +40,6 @@ COLUMNS = {
     "perplexity": ["method", "begin", "end", "nats", "difference", "half_width"],
 }
 _TEXTS = ["task", "method"]
-
-#: Samples of the harness by method and task.
-Samples = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +61,8 @@ class Summary:
         perplexity: for each method and range of positions (begin, end, in training lengths), the
             nats per token, and the difference from the first method, paired by window, with its
             95 % half-width.
-        settings: for each method, the settings of the model as the harness stores them.
-        commands: for each method, the command that repeats its answers, by task.
+        settings: what else the answers depend on: a digest of the weights, their dtype, the patch
+            of each method, versions.
 
     Raises:
         ValueError: a frame lacks columns or has others' methods, an accuracy is not between 0 and
@@ -81,12 +83,10 @@ class Summary:
     by_depth: DataFrame = ()
     perplexity: DataFrame = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _checks.integer("train_length", self.train_length, minimum=1)
-        commands = {method: dict(cells) for method, cells in self.commands.items()}
-        made: dict[str, Any] = {"methods": tuple(self.methods), "commands": commands}
+        made: dict[str, Any] = {"methods": tuple(self.methods)}
         for name in COLUMNS:
             with _files.readable("a list of results", name):
                 made[name] = frame = _frame(name, getattr(self, name))
@@ -109,52 +109,47 @@ class Summary:
         return "".join(map(tables.html, tables.study_tables(self)))
 
 
-def summarise(plan: Plan, samples: Samples, **others: Any) -> Summary:
-    """Summarise the samples of a finished study.
+def summarise(study: Study, store: AnswerStore, **others: Any) -> Summary:
+    """Summarise what is stored of a study; a text counts once all its methods have read it.
 
     Args:
-        plan: the plan of the study.
-        samples: samples of the harness by method and task.
-        **others: settings and commands of the summary.
+        study: the study.
+        store: the answers.
+        **others: settings of the summary.
     """
-    answers = _answers(plan, samples)
+    plan, names = study.plan, [method.name for method in study.methods]
+    read = [text for text in study.texts if store.has(names, text.name)]
+    answers = _answers(plan, [text for text in read if text.task != PROSE], names, store)
+    windows = [text.name for text in read if text.task == PROSE]
     longest = max(plan.multiples)
     width = max(DISTANCE_BIN, longest / DISTANCE_BINS)
     distances = np.arange(0.0, longest + width, width).tolist()
     depths = np.linspace(0.0, 1.0, DEPTH_BINS + 1).tolist()
-    nats = {
-        name: nats_by_window(of_method["ntk_alibi_prose"])
-        for name, of_method in samples.items()
-        if "ntk_alibi_prose" in of_method
-    }
+    nats = {name: np.array([store.get(name, window) for window in windows]) for name in names}
     rows: dict[str, Any] = {
-        "retrieval": _retrieval(answers, plan.methods[0]),
+        "retrieval": _retrieval(answers, names[0]),
         "by_distance": _by_range(answers, ["task", "method"], "distance", distances),
         "by_depth": _by_range(answers, ["task", "method", "multiple"], "depth", depths),
-        "perplexity": _perplexity(nats, plan.methods[0], longest),
+        "perplexity": _perplexity(nats, names[0], longest) if windows else [],
     }
-    return Summary(plan.train_length, list(samples), **rows, **others)
+    return Summary(plan.train_length, names, **rows, **others)
 
 
-def _answers(plan: Plan, samples: Samples) -> DataFrame:
+def _answers(
+    plan: Plan, records: Sequence[Text], names: Sequence[str], store: AnswerStore
+) -> DataFrame:
     """Return a frame with a row for each answer."""
     import pandas as pd
 
     columns = ["task", "method", "multiple", "record", "distance", "depth", "right"]
     multiples = dict(zip(plan.token_lengths, plan.multiples, strict=True))
     rows = [
-        [
-            *(task, method, multiples[document["length"]], sample["doc_id"]),
-            *(distance / plan.train_length, depth, greedy),
-        ]
-        for task in plan.tasks
-        if task != "prose"
-        for method in samples
-        for sample in sorted(samples[method][f"ntk_alibi_{task}"], key=lambda s: s["doc_id"])
-        for document in [sample["doc"]]
-        for distance, depth, (_, greedy) in zip(
-            document["distances"], document["depths"], sample["filtered_resps"], strict=True
-        )
+        (kind, name, multiples[text.length], text.name, distance / plan.train_length, depth, right)
+        for kind in plan.records
+        for name in names
+        for text in records
+        if text.task == kind
+        for (distance, depth), right in zip(text.places(), store.get(name, text.name), strict=True)
     ]
     return pd.DataFrame(rows, columns=columns)
 
@@ -188,15 +183,6 @@ def _by_range(
             of_range = {"begin": begin, "end": end, **accuracy_entry(*_counts(inside))}
             rows.append({**dict(zip(by, names, strict=True)), **of_range})
     return rows
-
-
-def nats_by_window(samples: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
-    """Return the mean nats per token, (windows, ranges of positions)."""
-    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
-    likelihoods = [[ll for ll, _ in sample["filtered_resps"]] for sample in ordered]
-    tokens = [sample["doc"]["tokens"] for sample in ordered]
-    nats: NDArray[np.float64] = -np.array(likelihoods) / np.array(tokens)
-    return nats
 
 
 def _perplexity(
@@ -238,6 +224,6 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
     with _files.readable("a summary that `ntk-alibi eval --json` printed", path):
         if not isinstance(value, Mapping):
             raise ValueError(f"it must be an object, got {str(value)[:40]}")
-        needed = ("train_length", "methods", *COLUMNS, "commands")
+        needed = ("train_length", "methods", *COLUMNS)
         _checks.keys("it", value, required=needed, optional=("settings",))
         return Summary(**value)

@@ -1,1 +1,1 @@
-"""Our tasks and our model for lm-evaluation-harness, and functions that run the harness."""
+"""Our model and LongEval's files for lm-evaluation-harness."""

@@ -10,11 +10,11 @@ import lzma
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntk_alibi._installed import shipped
 from ntk_alibi.evaluation.records.record import Encode
 
 #: Paragraphs are encoded in groups of so many, until there are enough windows.
@@ -108,5 +108,5 @@ def prose_windows(
 
 @cache
 def _chapters() -> tuple[str, ...]:
-    packed = shipped("ntk_alibi.evaluation.records", "kjv.txt.xz", "the prose").read_bytes()
+    packed = Path(__file__).with_name("kjv.txt.xz").read_bytes()
     return tuple(lzma.decompress(packed).decode("utf-8").splitlines())

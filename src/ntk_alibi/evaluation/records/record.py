@@ -111,17 +111,42 @@ def answered(model: Any, case: Case) -> list[bool]:
     """Return for each question of a case whether the likeliest token is right at all its tokens."""
     import torch
 
-    tokens = torch.from_numpy(case.tokens)
     with torch.inference_mode():
-        hidden = model.base_model(tokens[None, :-1], use_cache=False)[0][0]
-        likeliest = (
-            model.get_output_embeddings()(hidden[begin - 1 : end - 1]).argmax(-1)
-            for begin, end in case.answers
-        )
+        tokens, hidden = _read(model, case.tokens)
+        head = model.get_output_embeddings()
+        likeliest = (head(hidden[begin - 1 : end - 1]).argmax(-1) for begin, end in case.answers)
         return [
             bool((found == tokens[begin:end]).all())
             for found, (begin, end) in zip(likeliest, case.answers, strict=True)
         ]
+
+
+#: Logits that are computed at a time: 128 MiB in float32.
+LOGITS_AT_A_TIME = 2**25
+
+
+def nats(model: Any, window: NDArray[np.int64], ranges: int) -> list[float]:
+    """Return the mean nats per token in equal ranges of the positions of a text."""
+    import torch
+    from torch.nn import functional as F
+
+    with torch.inference_mode():
+        tokens, hidden = _read(model, window)
+        head = model.get_output_embeddings()
+        size = max(1, LOGITS_AT_A_TIME // model.config.vocab_size)
+        lost = [
+            F.cross_entropy(head(states).float(), expected, reduction="none")
+            for states, expected in zip(hidden.split(size), tokens[1:].split(size), strict=True)
+        ]
+        return [float(part.mean()) for part in torch.cat(lost).double().tensor_split(ranges)]
+
+
+def _read(model: Any, tokens: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Return tokens on the model's device, and the last hidden states of all but the last one."""
+    import torch
+
+    placed = torch.from_numpy(tokens).to(model.device)
+    return placed, model.base_model(placed[None, :-1], use_cache=False)[0][0]
 
 
 def cached_encoder(encode: Encode) -> Encode:

@@ -27,6 +27,17 @@ def unanswered(summary: Any) -> str | None:
     found = summary.retrieval.dropna(subset="accuracy")
     if found.empty or found["accuracy"].max() > UNKNOWN:
         return None
+    return answered(summary)
+
+
+def answered(summary: Any) -> str | None:
+    """Return a clause that says how many questions the model answers; None without questions.
+
+    It is about what `unanswered` is about.
+    """
+    found = summary.retrieval.dropna(subset="accuracy")
+    if found.empty:
+        return None
     within = found[(found["multiple"] <= 1) & (found["method"] == summary.methods[0])]
     if within.empty:
         lengths = " or ".join(f"{multiple:g}" for multiple in found["multiple"].unique())
@@ -49,7 +60,6 @@ def instead(model: str, train_length: int) -> list[str]:
     methods = ("--methods", ORIGINAL, RECOMMENDED)
     lengths = [str(train_length // part) for part in (4, 2)]
     harness = ("--model", "ntk_alibi", "--model_args", f"pretrained={model},method={ORIGINAL}")
-    task = ("--tasks", "ntk_alibi_lines_generated", "--metadata", f"lengths=[{lengths[-1]}]")
     return [
         "measure instead:",
         "  the loss by position, which needs no task",
@@ -59,13 +69,15 @@ def instead(model: str, train_length: int) -> list[str]:
             *("eval", "--model", model, "--lengths", *lengths),
             *("--passkey-records", "8", "--prose-windows", "0", "--methods", ORIGINAL),
         ),
-        "  a model for chats, by its template; or any task of the harness that it knows",
-        command("lm-eval", *harness, *task, "--apply_chat_template"),
+        "  any task of lm-evaluation-harness that it knows, for chats by its template",
+        command("lm-eval", *harness, "--tasks", "TASK", "--apply_chat_template"),
     ]
 
 
 def better_method(summary: Any) -> str | None:
     """Return the best method at the greatest length, if it is better than the first beyond chance.
+
+    Within chance of the best, the recommended method is it.
 
     That is, the 95 % interval of its gain, which is paired by record, is above zero. Where there is
     none, because all records agree, the interval of its accuracy is above the first one's.
@@ -83,7 +95,8 @@ def better_method(summary: Any) -> str | None:
 def conclusion(summary: Any) -> list[str]:
     """Return a sentence that names the best method at the greatest length, or says there is none.
 
-    It is about the first task that the model knows. There is none of a single method.
+    Within chance of the best, the recommended method is named. It is about the first task that the
+    model knows. There is none of a single method.
     """
     found = _farthest(summary)
     if len(found) < 2:
@@ -99,10 +112,14 @@ def conclusion(summary: Any) -> list[str]:
         ]
     points = with_half_width(100 * best["gain"], 100 * best["gain_half_width"], 0)
     gain = "" if math.isnan(best["gain"]) else f", {points} points"
-    return [
-        f"The best method at {where} is {best.name}: it answers {percent(best)} {task}, "
-        f"{first.name} {percent(first)}{gain}."
-    ]
+    shown = f"it answers {percent(best)} {task}, {first.name} {percent(first)}{gain}"
+    most = found.loc[found["accuracy"][1:].idxmax()]
+    if most["accuracy"] > best["accuracy"]:
+        return [
+            f"At {where} no method is better than {best.name} beyond chance: {shown}; {most.name} "
+            f"{percent(most)}."
+        ]
+    return [f"The best method at {where} is {best.name}: {shown}."]
 
 
 def markdown_to_share(summary: Any, model: str) -> list[str]:
@@ -121,8 +138,8 @@ def markdown_to_share(summary: Any, model: str) -> list[str]:
     found = found.assign(cell=[percent(row) for _, row in found.iterrows()])
     cells = found.pivot(index="method", columns="column", values="cell").fillna("")
     cells = cells.loc[[x for x in summary.methods if x in cells.index], found["column"].unique()]
-    settings = summary.settings.get(summary.methods[0], {})
-    versions = ", ".join(f"{name} {each}" for name, each in settings.get("versions", {}).items())
+    known = summary.settings.get("versions", {})
+    versions = ", ".join(f"{name} {each}" for name, each in known.items())
     named = f"{model}, trained at {summary.train_length} tokens"
     return [
         "to share, in Markdown:",
@@ -135,8 +152,16 @@ def markdown_to_share(summary: Any, model: str) -> list[str]:
 
 
 def _best(found: DataFrame) -> Any:
-    """Return the name of the most accurate method besides the first."""
-    return found["accuracy"][1:].idxmax()
+    """Return the name of the best method besides the first.
+
+    That is the recommended one, if its interval has the greatest accuracy, or else the one that has
+    this accuracy.
+    """
+    others = found[1:]
+    recommended = others[others.index == RECOMMENDED]
+    if (recommended["high"] >= others["accuracy"].max()).any():
+        return RECOMMENDED
+    return others["accuracy"].idxmax()
 
 
 def _farthest(summary: Any) -> DataFrame:

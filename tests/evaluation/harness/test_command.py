@@ -1,4 +1,4 @@
-"""The harness with our tasks, RULER and LongBench: metadata, packages, tokenizer, data."""
+"""The harness's command line with our model on RULER and LongBench: packages, tokenizer, data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 import yaml
 from lm_eval._cli import HarnessCLI
 
-from commands import search_tasks_in
+from commands import error_of, search_tasks_in
 from ntk_alibi import _installed
 from ntk_alibi.cli import main
-from ntk_alibi.evaluation.harness import run as harness
+from ntk_alibi.evaluation.harness import command as harness
+from ntk_alibi.evaluation.harness.model import StretchedLM
 from ntk_alibi.models import nano_bloom_path
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
@@ -110,7 +111,7 @@ def test_a_folder_called_nano_bloom_has_its_own_tokenizer(
 def test_ruler_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command draws and scores prompts.
 
-    The harness searches RULER's tasks only; `test_processes` searches all.
+    The harness searches RULER's tasks only.
     """
     for package in ("nltk", "wonderwords"):
         pytest.importorskip(package, reason="RULER needs pip install 'lm_eval[ruler]'")
@@ -175,69 +176,42 @@ def test_data_that_cannot_be_reached_are_named(monkeypatch: pytest.MonkeyPatch) 
         harness.main(["--model", "ntk_alibi", "--tasks", "longbench_trec"])
 
 
-LINES = ["ntk_alibi_lines"]
-
-
-PROSE = ["lengths", "windows", "bins", "text", "context"]
-
-
-@pytest.mark.parametrize(
-    ("task", "keys"),
-    [
-        ("ntk_alibi_lines", ["lengths", "records", "questions", "seed", "split"]),
-        ("ntk_alibi_lines_generated", ["lengths", "records", "seed", "split"]),
-        ("ntk_alibi_retrieval", ["lengths", "records", "questions", "seed", "split"]),
-        ("ntk_alibi_prose", [*PROSE, "stride", "split"]),
-        ("ntk_alibi_prose_sliding", [*PROSE, "split"]),
-        ("longeval", ["data"]),
-        ("piqa", None),
-    ],
-)
-def test_the_keys_of_a_task_are_what_its_function_reads(task: str, keys: list[str] | None) -> None:
-    assert harness.metadata_keys(task) == keys
-
-
-def test_tags_match_the_tasks() -> None:
-    texts = [
-        path.read_text().replace("!function ", "") for path in harness.tasks_folder().glob("_*")
-    ]
-    assert {yaml.safe_load(text)["tag"] for text in texts} == set(harness.TAGS)
-
-
-@pytest.mark.parametrize(
-    ("tasks", "given", "message"),
-    [
-        (LINES, {"length": [512]}, "got 'length': did you mean lengths?"),
-        (LINES, {"foo": 1}, "got 'foo'"),
-        (LINES, {"windows": 1}, "got 'windows'"),
-        (["ntk_alibi_lines_generated"], {"questions": 2}, "got 'questions'"),
-        (["ntk_alibi_prose_sliding"], {"stride": 2}, "got 'stride'"),
-        (["longeval_lines_200"], {"dat": "x"}, "got 'dat': did you mean data?"),
-        (["longeval"], {"dat": "x"}, "got 'dat': did you mean data?"),
-        (["ntk_alibi_l*"], {"record": 1}, "got 'record': did you mean records?"),
-    ],
-)
-def test_keys_that_no_task_reads_are_refused(
-    tasks: list[str], given: dict[str, Any], message: str
+def test_a_damaged_store_of_answers_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match="metadata of these tasks must have keys of") as error:
-        harness.check_metadata(tasks, given)
-    assert message in str(error.value)
-    words = [f"{key}={value}" for key, value in given.items()]
-    with pytest.raises(ValueError, match="metadata of these tasks must have keys of"):
-        harness.main(["--model", "ntk_alibi", "--tasks", ",".join(tasks), "--metadata", *words])
+    monkeypatch.chdir(tmp_path)
+    search_tasks_in(tmp_path, monkeypatch)
+    Path("lines_200.jsonl").write_text(json.dumps({"prompt": "a", "expected_number": 1}))
+    Path("answers_rank0.db").write_bytes(b"not a database" * 100)
+    command = ["lm-eval", "--model", "ntk_alibi", "--tasks", "longeval_lines_200"]
+    command += ["--metadata", "data=.", "--use_cache", "answers"]
+    assert "answers_rank0.db' must be a file of answers; remove it" in error_of(command, capsys)
 
 
-@pytest.mark.parametrize(
-    ("tasks", "given"),
-    [
-        (LINES, {"tokenizer": "x", "pretrained": "y", "seed": 1}),
-        ([*LINES, "ntk_alibi_prose"], {"records": 1, "windows": 2}),
-        (["niah_single_1"], {"max_seq_lengths": [512], "x": 1}),
-        ([*LINES, "niah_single_1"], {"max_seq_lengths": [512], "lengths": [512]}),
-        (["a-file.yaml"], {"x": 1}),
-        ([], {"x": 1}),
-    ],
-)
-def test_other_keys_are_taken(tasks: list[str], given: dict[str, Any]) -> None:
-    harness.check_metadata(tasks, given)
+def test_a_store_has_answers_of_one_model_and_method(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    search_tasks_in(tmp_path, monkeypatch)
+    Path("lines_200.jsonl").write_text(json.dumps({"prompt": "a is 1", "expected_number": 1}))
+    generated: list[int] = []
+    answer = StretchedLM.generate_until
+    monkeypatch.setattr(
+        StretchedLM,
+        "generate_until",
+        lambda self, requests, **options: (
+            generated.append(len(requests)) or answer(self, requests, **options)
+        ),
+    )
+
+    def run(settings: str) -> None:
+        words = ["--model_args", f"pretrained={tiny_checkpoint},{settings}", "--metadata", "data=."]
+        words += ["--tasks", "longeval_lines_200", "--use_cache", "answers"]
+        harness.main(["--model", "ntk_alibi", *words])
+
+    for _ in range(2):
+        run("method=ntk:4")
+        assert sum(generated) == 1
+    for settings in ("method=ntk:2", "method=ntk:4:logn=1", "method=ntk:4,dtype=bfloat16"):
+        with pytest.raises(ValueError, match="use_cache must be a file of answers of this model"):
+            run(settings)

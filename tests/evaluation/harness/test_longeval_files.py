@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ntk_alibi.evaluation.harness import local_files
-from ntk_alibi.evaluation.harness import run as harness
-from ntk_alibi.evaluation.harness.local_files import cases, find_file, read_cases
-from ntk_alibi.evaluation.harness.model import StretchedLM
+from commands import search_tasks_in
+from ntk_alibi.evaluation.harness import longeval_files
+from ntk_alibi.evaluation.harness.command import main
+from ntk_alibi.evaluation.harness.longeval_files import cases, find_file, read_cases
 
 pytestmark = pytest.mark.slow  # needs the evaluation harness
 
@@ -31,8 +31,8 @@ def test_reading_the_published_files(longeval: Path, name: str, task: str, token
     for case in found:
         answer = case["expected"][0]
         assert answer.lower() in case["prompt"].lower()
-        assert local_files.score_answer(case, [f"It is {answer}."])["accuracy"]
-        assert not local_files.score_answer(case, ["It is 17 apples."])["accuracy"]
+        assert longeval_files.score_answer(case, [f"It is {answer}."])["accuracy"]
+        assert not longeval_files.score_answer(case, ["It is 17 apples."])["accuracy"]
 
 
 LINE = {"prompt": "What?", "expected_number": 5}
@@ -95,45 +95,26 @@ def test_files_are_found_in_the_folders_of_longeval(tmp_path: Path) -> None:
         cases("lines", 200)
 
 
-def test_the_harness_scores_answers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_harness_scores_answers(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The harness logs and scores the answers of a model with random output."""
+    monkeypatch.chdir(tmp_path)
+    search_tasks_in(tmp_path, monkeypatch)
     entries = [{"prompt": f"line a is <{i}>. " * i, "expected_number": i} for i in range(1, 5)]
     (tmp_path / "lines_200.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    lm = StretchedLM(str(tiny_checkpoint), quiet=True, method="ntk:4", batch_size=2)
-    tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
-    results = harness.answer(lm, tasks)
-    samples = results["samples"]["longeval_lines_200"]
+    command = ["--model", "ntk_alibi", "--tasks", "longeval_lines_200", "--metadata", "data=."]
+    command += ["--model_args", f"pretrained={tiny_checkpoint},method=ntk:4", "--batch_size", "2"]
+    main([*command, "--log_samples", "--output_path", "out"])
+    (results,) = Path("out").rglob("results*.json")
+    stored = json.loads(results.read_text())
+    (logged,) = Path("out").rglob("samples_longeval_lines_200*.jsonl")
+    samples = [json.loads(line) for line in logged.read_text().splitlines()]
     right = [
-        local_files.score_answer(sample["doc"], sample["resps"][0])["accuracy"]
+        longeval_files.score_answer(sample["doc"], sample["resps"][0])["accuracy"]
         for sample in samples
     ]
     assert [sample["accuracy"] for sample in samples] == right
-    assert results["results"]["longeval_lines_200"]["accuracy,none"] == sum(right) / 4
-    assert [len(lm.tok_encode(sample["resps"][0][0])) > 0 for sample in samples] == [True] * 4
-
-
-def test_more_processes_than_documents_get_a_sentence(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "lines_200.jsonl").write_text('{"prompt": "a", "expected_number": 1}')
-    lm = StretchedLM(str(tiny_checkpoint), quiet=True)
-    lm._world_size = 2
-    tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
-    message = "longeval_lines_200 must have a document for each of the 2 processes, got 1"
-    with pytest.raises(ValueError, match=message):
-        harness.answer(lm, tasks)
-
-
-@pytest.mark.filterwarnings("ignore:.*generation flags")
-def test_prompts_lose_their_middle(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    prompt = "line a is <5>. " * 50
-    (tmp_path / "lines_200.jsonl").write_text(json.dumps({"prompt": prompt, "expected_number": 5}))
-    tasks = harness.load_tasks(["longeval_lines_200"], {"data": str(tmp_path)})
-    lm = StretchedLM(str(tiny_checkpoint), quiet=True, max_length=124, method="ntk:4")
-    seen = []
-    generate = lm.model.generate
-    lm.model.generate = lambda **options: seen.append(options) or generate(**options)
-    harness.answer(lm, tasks)
-    tokens = lm.tok_encode(prompt)
-    read = seen[0]["input_ids"][0].tolist()
-    assert read == tokens[:50] + tokens[-50:]  # 124 tokens minus 24 to generate
+    assert stored["results"]["longeval_lines_200"]["accuracy,none"] == sum(right) / 4
+    assert all(sample["resps"][0][0] for sample in samples)
+    assert stored["config"]["method"] == "ntk:4"

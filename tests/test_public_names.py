@@ -10,7 +10,8 @@ import ntk_alibi as na
 #: Other code imports these names. New ones may be added at any time.
 NAMES = """
     BAM NTK T5 XPOS ALiBi AlibiAttention BiALiBi BlockMask DistanceFunction DistanceTable
-    DynamicFlatHeads DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache Interpolation
+    DynamicFlatHeads DynamicInterpolation DynamicNTK FlatHeads ForgetGates GrowingCache
+    Interpolation
     KerpleLog KerplePower KeyNorms LogN MaxBias QuantizedRows RoPE Sandwich Scaling WindowCache
     __version__ alibi_slopes attention build_alibi_tensor export info log_n_scale merge patch
     patched plots precision reference scaling_from_config segment_ids_from_cu_seqlens

@@ -17,7 +17,7 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from ntk_alibi.biases.slopes import ModelSlopes
     from ntk_alibi.integrations import biases, families
     from ntk_alibi.integrations.attend import Attend
-    from ntk_alibi.integrations.config import entry_of
+    from ntk_alibi.integrations.entry import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles, saved_entry
     from ntk_alibi.integrations.settings import (

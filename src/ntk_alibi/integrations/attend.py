@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import attention_forms, graph_operator, pass_kinds, run_again
+from ntk_alibi.integrations import attention_forms, graph_operator, pass_kinds
 from ntk_alibi.integrations.arguments import CACHE, check_not_repeated
 from ntk_alibi.integrations.caller_masks import check_tensor
 from ntk_alibi.integrations.forward_pass import LayerCall, Pass
 from ntk_alibi.integrations.forwards import running_tokens
-from ntk_alibi.integrations.tokens import Tokens, untraced
+from ntk_alibi.integrations.tokens import Tokens, of_same_patch, untraced
 
 #: The forms that attend by a pass, by the names that `patch` has for them.
 FORMS: dict[str, Callable[..., Any]] = {
@@ -121,7 +121,7 @@ class Attend:
             )
         output, formed = FORMS[forward_pass.settings.attention](self, forward_pass, call)
         if own:
-            output = run_again.checked(output, self.patch.serial).to(dtype)
+            output = of_same_patch(output, self.patch.serial).to(dtype)
         return output, formed
 
     def gradients(

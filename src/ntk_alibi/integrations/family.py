@@ -13,7 +13,7 @@ from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import biases, numeric_check
+from ntk_alibi.integrations import biases, checks
 from ntk_alibi.integrations.biases import Table
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.transformers_versions import (
@@ -155,9 +155,9 @@ class Family:
     release: Callable[[Any], Any] = _nothing
     rebuild: Callable[[Any, Any], None] = _nothing
     check: Callable[[Any, Settings], None] = _nothing
-    example: Callable[[Any], dict[str, Any]] = numeric_check.example
+    example: Callable[[Any], dict[str, Any]] = checks.example
     while_compared: Callable[[Any], list[Replacement]] = _none
-    compared_within: float = numeric_check.TOLERANCE
+    compared_within: float = checks.TOLERANCE
     train_length: Callable[[Any], int | None] = _nothing
     code: Code | None = None
     tables: Callable[[Any], Sequence[Table]] | None = None

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from ntk_alibi._torch_state import in_backward_pass
-from ntk_alibi.integrations import graph_operator, run_again
+from ntk_alibi.integrations import graph_operator
 from ntk_alibi.integrations.arguments import check_arguments, may_repeat_cache, without_booleans
 from ntk_alibi.integrations.classes import PATCH, PLACE, direct, stock_class
-from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.integrations.tokens import ANOTHER_PATCH, Tokens
 
 #: The tokens of the patched model that runs in this thread, or `STOCK`.
 _running = threading.local()
@@ -101,7 +101,8 @@ def _attend_without_tokens(layer: nn.Module, values: Iterable[Any]) -> Any:
     if owners and in_backward_pass():
         knowing = [x for x in owners if x.patch.memory.knows(values)]
         owners = knowing if len(knowing) == 1 else owners
-        run_again.check_has_run(owners[0].patch)
+        if not owners[0].patch.has_run:  # it has come since the forward pass
+            raise ValueError(ANOTHER_PATCH)
         if len(owners) == 1:
             return owners[0]
     if owners:

@@ -11,10 +11,11 @@ from torch import nn
 
 from ntk_alibi._torch_state import is_tracing, refuse_script
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import biases, config, graph_operator
+from ntk_alibi.integrations import biases, graph_operator
 from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.classes import PATCH, PLACE, Place, put, take_back
+from ntk_alibi.integrations.entry import Written
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.forwards import layer_forward, model_forward
 from ntk_alibi.integrations.overriding import Restored, override, restore
@@ -49,7 +50,7 @@ class Patch:
         positional: the arguments that the model's forward takes by position, too.
         parts: modules besides the model to which the patch has given a class.
         replaced: arguments of `overriding.restore`.
-        written: the argument of `config.restore_entries`.
+        written: the argument of `entry.restore_entries`.
     """
 
     family: Family
@@ -69,7 +70,7 @@ class Patch:
     positional: tuple[str, ...] = field(init=False)
     parts: set[nn.Module] = field(init=False, default_factory=set)
     replaced: list[Restored] = field(init=False, default_factory=list)
-    written: config.Written = field(init=False, default_factory=list)
+    written: Written = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         family, model = self.family, self.model

@@ -306,4 +306,5 @@ def main() -> None:
     sys.exit("\n".join(["failed:", *failed]) if failed else 0)
 
 
-main()
+if __name__ == "__main__":  # it installs Wine
+    main()

@@ -73,13 +73,13 @@ vllm-test: $(VENV)/.test
 # installed version, `make peer-tests TRANSFORMERS=path`, or of a clone of its tag.
 peer-tests: $(VENV)/.test
 	$(PIP) datasets httpx parameterized requests
-	PYTHONPATH=tests $(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
+	PYTHONPATH=tests/by_hand $(BIN)/python -m peers $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
 
 # Wheels for Windows, built by zig's clang and tested in Windows' own Python under Wine; the library,
 # the C++ tests and the module for macOS, built and not run. Debian and PyPI have all that they need.
 windows-test macos-build: $(VENV)/.test
 	$(PIP) ninja pybind11 scikit-build-core uv wheel ziglang
-	PYTHONPATH=tests:tests/shared $(BIN)/python -m desktops.$(firstword $(subst -, ,$@)) $(TESTS)
+	PYTHONPATH=tests/by_hand:tests/shared $(BIN)/python -m desktops.$(firstword $(subst -, ,$@)) $(TESTS)
 
 lint: $(VENV)/.test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure

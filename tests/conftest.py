@@ -33,7 +33,7 @@ settings.register_profile("search", deadline=None, max_examples=3000)
 settings.load_profile("default")
 
 #: What tests import has no examples in docstrings, and some of it is for other environments.
-collect_ignore_glob = ["desktops/*", "peers/*", "shared/*", "*_program.py"]
+collect_ignore_glob = ["by_hand/*", "shared/*", "*_program.py"]
 
 
 @pytest.fixture(autouse=True)

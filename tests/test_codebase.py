@@ -273,10 +273,11 @@ def test_all_packages_of_the_extra_test_all_are_there(package: str) -> None:
     assert find_spec(package) is not None
 
 
-def test_the_version_stands_once() -> None:
+def test_every_file_has_the_same_version() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{na.__version__}"' in pyproject
     assert f"## [{na.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {na.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_every_scaling_and_public_function_is_in_the_formulas() -> None:
@@ -284,15 +285,3 @@ def test_every_scaling_and_public_function_is_in_the_formulas() -> None:
     for name in na.__all__:
         if name not in WITHOUT_FORMULA:
             assert f"`{name}" in formulas or f"`na.{name}" in formulas, name
-
-
-DOCUMENTS = [ROOT.glob("*.md"), (ROOT / "docs").rglob("*.md"), ROOT.glob("*/results/*.md")]
-
-
-@pytest.mark.parametrize(
-    "path", [ROOT / "cpp/README.md", *(x for y in DOCUMENTS for x in sorted(y))]
-)
-def test_links_between_documents_lead_somewhere(path: Path) -> None:
-    prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}"

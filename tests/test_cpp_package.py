@@ -1,8 +1,9 @@
-"""Tests of the C++ library as another project uses it: find_package, the example, its results."""
+"""Tests of the C++ library as other projects use it: find_package, the programs, their results."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,19 @@ from cpp_programs import STRICT, check_example, check_isolation, program_inputs,
 from ntk_alibi import _installed
 from repository import ROOT
 
-#: A user's project: the example, a program that prints what tolerances change, the core's tests.
+#: The program of docs/cpp.md, and what the page says that it prints.
+PAGE, PRINTED = re.findall(
+    r"```cpp\n(.*?)//> (.*?\n)```", (ROOT / "docs/cpp.md").read_text(), re.S
+)[0]
+
+#: A user's project: the example, the page's program, one that prints what tolerances change, the
+#: core's tests.
 PROJECT = f"""
 cmake_minimum_required(VERSION 3.18)
 project(programs LANGUAGES CXX)
 find_package(ntk_alibi 0.1 REQUIRED)
-foreach(source "{ROOT}/examples/cpp/causal_attention.cpp" "{ROOT}/tests/shared/skip_tolerance.cpp")
+foreach(source "{ROOT}/examples/cpp/causal_attention.cpp" "{ROOT}/tests/shared/skip_tolerance.cpp"
+        "${{CMAKE_CURRENT_SOURCE_DIR}}/page.cpp")
   cmake_path(GET source STEM name)
   add_executable(${{name}} "${{source}}")
   target_link_libraries(${{name}} PRIVATE ntk_alibi::core)
@@ -95,7 +103,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build(folder: Path, package: Path) -> None:
-    _write(folder, {"CMakeLists.txt": PROJECT, **LIBRARY})
+    _write(folder, {"CMakeLists.txt": PROJECT, "page.cpp": PAGE, **LIBRARY})
     gnu = ("-DCMAKE_CXX_COMPILER=g++",) if shutil.which("g++") else ()
     options = f"-Dntk_alibi_DIR={package}", STRICT, *gnu
     run("cmake", "-S", folder, "-B", folder / "build", *options)
@@ -122,6 +130,18 @@ def test_the_core_of_a_wheel_passes_its_tests(programs: Path) -> None:
 def test_the_example_finds_the_package_and_computes_what_python_does(programs: Path) -> None:
     # The same code on the same machine; 9 digits are printed, and Python's values are float32.
     check_example(run(programs / "causal_attention"), rel=2.0**-22)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_program_of_the_page_prints_what_it_says(programs: Path) -> None:
+    assert run(programs / "page") == PRINTED
+
+
+def test_python_prints_what_the_program_of_the_page_does() -> None:
+    rows = np.arange(4, dtype=np.float32)[None, None, :, None]
+    output = na.attention(rows, rows, rows, na.ALiBi(1, slopes=[0.5])).ravel()
+    assert " ".join(f"{x:.4f}" for x in output) == PRINTED.strip()
 
 
 @pytest.mark.slow
@@ -192,7 +212,7 @@ def test_an_older_standard_is_named(standard: str, tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no C++ compiler is installed")
     program = tmp_path / "program.cpp"
-    program.write_text('#include "ntk_alibi/attention.h"\n')
+    program.write_text(PAGE)
     options = [f"-std={standard}", "-fsyntax-only", "-I", str(ROOT / "cpp/include")]
     done = subprocess.run([compiler, *options, str(program)], capture_output=True, text=True)
     assert done.returncode != 0

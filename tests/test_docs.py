@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import doctest
 import inspect
 import json
@@ -80,27 +79,14 @@ def test_papers_that_public_docstrings_name_are_in_the_references_once() -> None
             assert entries.count(f"eprint = {{{number}}}") == 1, (name, number)
 
 
-def test_the_citation_file_describes_this_version() -> None:
-    cff = (ROOT / "CITATION.cff").read_text()
-    abstract = str(na.__doc__).partition("\n")[0]
-    for line in ("title: ntk_alibi\n", f"abstract: {abstract}\n", f"version: {na.__version__}\n"):
-        assert line in cff
-
-
-def test_what_contributing_names_is_there() -> None:
-    """Files and folders, targets of make, and names of Python; NAME and FOLDER stand for any."""
+def test_paths_and_targets_that_contributing_names_are_there() -> None:
+    """NAME and FOLDER stand for any."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake ([a-z-]+)", text):
         assert re.search(rf"^[a-z -]*\b{target}\b[a-z -]*:", makefile, re.MULTILINE), target
-    folders = ("src", "tests", "fuzz")
-    code = "\n".join(path.read_text() for x in folders for path in (ROOT / x).rglob("*.py"))
-    for word in re.findall(r"`([^`\n]+)`", text):
-        if "/" in word and " " not in word:
-            assert re.search("NAME|FOLDER", word) or (ROOT / word).exists(), word
-        elif not re.search("NAME|FILE|make |python", word):
-            for name in re.findall(r"[A-Za-z_]\w+", word.removeprefix("na.")):
-                assert re.search(rf"\b{name}\b", code), word
+    for path in re.findall(r"`([^`\s]*/[^`\s]*)`", text):
+        assert re.search("NAME|FOLDER", path) or (ROOT / path).exists(), path
 
 
 @pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*is deprecated")  # by PEFT
@@ -175,27 +161,6 @@ def test_commands_to_copy_have_options_and_methods_that_exist(
         if words[0] != "lm-eval":  # whose options are the harness's
             with pytest.raises(Parsed):
                 cli.main(words)
-
-
-def test_the_error_messages_that_are_explained_are_ours() -> None:
-    """Pieces between … are in strings of the package or the core."""
-    strings = "\n".join(
-        "".join(part.value for part in parts if isinstance(part, ast.Constant))
-        if isinstance(node, ast.JoinedStr)
-        else str(node.value)
-        for path in (ROOT / "src/ntk_alibi").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant | ast.JoinedStr)
-        for parts in [getattr(node, "values", ())]
-    )
-    core = (path.read_text() for path in (ROOT / "cpp/core").glob("*.cpp"))
-    strings += re.sub(r'"\s*"', "", "".join(core))
-    _, _, section = (DOCS / "versions.md").read_text().partition("| message | what to do |\n")
-    messages = re.findall(r"^\| `([^`]+)`", section.partition("\n\n")[0], re.MULTILINE)
-    assert len(messages) > 15
-    for message in messages:
-        for piece in filter(None, re.split(r"\s*…[\s,;:]*", message)):
-            assert piece in strings, piece
 
 
 def test_the_numbers_behind_the_pictures_are_those_of_the_tables() -> None:

@@ -81,7 +81,7 @@ def _drawn_places(
         options["align"] = "start"
         queries = np.arange(sizes.queries)[None]
         explicit = True
-    elif draw.chance(0.15):
+    elif draw.chance(0.15) or (sizes.queries > sizes.keys and rule != MaskRule(causal=False)):
         explicit = True
     if explicit and "align" not in options:
         queries = _positions(draw, sizes.batch, sizes.queries, None, far=far)

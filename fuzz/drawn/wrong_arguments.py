@@ -306,7 +306,7 @@ def _modules() -> list[Function]:
                 torch.ones(4, dtype=torch.int64), na.NTK(2.0),
             ),
             "bias": (
-                "x", 3, object(), na.ALiBi, na.ALiBi(4), na.ALiBi(3, sides="symmetric"), [1.0],
+                "x", 3, object(), na.ALiBi, na.ALiBi(3), [1.0],
                 np.ndarray, np.ones((3, 3), int), na.NTK(2.0),
             ),
             "causal": NO_BOOLEAN, "scaling": NO_SCALING, "num_kv_heads": (*NO_INTEGER, 0, 3),

@@ -93,3 +93,31 @@ def test_no_rows_queries_keys_or_heads(shape: tuple[int, ...], dtype: torch.dtyp
             output = output.detach().numpy()
         assert output.shape == query.shape
         assert keys or not output.any()
+
+
+def test_more_queries_than_keys_say_where_they_are() -> None:
+    """In the last columns the first queries would see nothing, and nobody would have said so."""
+    many, few = inputs(1, 2, 2, 30, 10, 8)[:2]
+    tensor = torch.from_numpy(many)
+    kinds: Any = [(many, few), (tensor, torch.from_numpy(few))]
+    kinds += [
+        (tensor.double(), kinds[1][1].double()),
+        (tensor.clone().requires_grad_(), kinds[1][1]),
+    ]
+    message = (
+        "^query_positions must be given for more queries than keys, got 30 queries and 10 keys$"
+    )
+    padding = {"key_padding_mask": np.ones((1, 10)), "bias": BIAS}
+    for query, key in kinds:
+        for options in ({}, padding, {"causal": False, "window": 20}, {"log_n": 4}):
+            with pytest.raises(ValueError, match=message):
+                na.attention(query, key, key, **options)
+        given = na.attention(query, key, key, BIAS, query_positions=np.arange(30))
+        started = na.attention(query, key, key, BIAS, align="start")
+        np.testing.assert_array_equal(given.tolist(), started.tolist())
+        assert na.attention(query, key, key, causal=False, window=21).any(-1).all()
+    compiled = torch.compile(lambda q, k: na.attention(q, k, k), backend="eager", dynamic=True)
+    with pytest.raises(ValueError, match=message):
+        compiled(*kinds[1])
+    with pytest.raises(ValueError, match=message):
+        na.log_n_scale(30, 10, 4)

@@ -218,7 +218,12 @@ def test_texts_of_queries_may_lie_in_other_columns_and_have_no_keys() -> None:
     for queries, keys in ((slice(0, 2), slice(6, 9)), (slice(4, 7), slice(0, 4)),
                           (slice(7, 12), slice(4, 6))):  # fmt: skip
         segment = SegmentPart(0, queries, keys)
-        alone = na.attention(*parts(segment, (query, key, value)), na.ALiBi(HEADS))
+        last = max(queries.stop - queries.start, keys.stop - keys.start)
+        at_queries, at_keys = (np.arange(last - (x.stop - x.start), last) for x in (queries, keys))
+        alone = na.attention(
+            *parts(segment, (query, key, value)), na.ALiBi(HEADS),
+            query_positions=at_queries, key_positions=at_keys,
+        )  # fmt: skip
         np.testing.assert_array_equal(packed[:, :, queries], alone)
     assert (packed[:, :, 2:4] == 0).all()
     assert np.isneginf(log[:, :, 2:4]).all()

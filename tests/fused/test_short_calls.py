@@ -20,7 +20,7 @@ from attention_checks import (
 )
 
 #: Queries and keys around the widths of vectors, steps of keys, and the block.
-LENGTHS = [(1, 1), (2, 2), (2, 17), (3, 5), (4, 4), (9, 8), (16, 16), (17, 33), (40, 20), (64, 64)]
+LENGTHS = [(1, 1), (2, 2), (2, 17), (3, 5), (4, 4), (8, 9), (16, 16), (17, 33), (20, 40), (64, 64)]
 
 #: Head dimensions with and without a rest after whole vectors.
 DIMS = [1, 20, 64, 256]

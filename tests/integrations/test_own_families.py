@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import ntk_alibi as na
 from ntk_alibi.integrations import register
 from ntk_alibi.integrations.family import REGISTERED
-from ntk_alibi.integrations.passes.base import Pass
+from ntk_alibi.integrations.forward_pass import Pass
 from small_models import ToyModel, toy_batch, toy_family, toy_model
 
 #: Float32 sums of 50 terms through two layers, at outputs of about 1.
@@ -207,16 +207,16 @@ def test_register_lets_patch_find_a_family(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_pass_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ntk_alibi.integrations.passes import rows
+    from ntk_alibi.integrations import pass_kinds
 
     passes: list[Any] = []
-    stock = rows.problem_of
+    stock = pass_kinds.problem_of_rows
 
     def problem_of(*arguments: Any, **options: Any) -> Any:
         passes.append(arguments)
         return stock(*arguments, **options)
 
-    monkeypatch.setattr(rows, "problem_of", problem_of)
+    monkeypatch.setattr(pass_kinds, "problem_of_rows", problem_of)
     torch.manual_seed(0)
     model, (ids, mask) = ToyModel(layers=4), toy_batch()
     with na.patch(model, family=toy_family()):

@@ -16,7 +16,7 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import ntk_alibi as na
-from ntk_alibi.integrations import transformers_versions, version_check
+from ntk_alibi.integrations import checks, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
 from table_families import FAMILIES, model_of
 
@@ -43,7 +43,7 @@ def _a_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(transformers_versions, "transformers_version", lambda: version)
-    monkeypatch.setattr(version_check, "_checked", set())
+    monkeypatch.setattr(checks, "_checked", set())
 
 
 @pytest.mark.parametrize("family", OF_TRANSFORMERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 from collections.abc import Callable
@@ -74,7 +75,7 @@ STRATEGIES: dict[str, tuple[dict[str, Any], Callable[[na.AlibiAttention], torch.
     ),
     "random": ({"slopes": "random"}, own),
     "learned": ({"slopes": "learned"}, own),
-    "two_sided": ({"slopes": "two_sided"}, own),
+    "two_sided": ({"slopes": "two_sided", "causal": False}, own),
     "NTK": ({"scaling": na.NTK(4.0)}, symmetric(na.reference.ntk_slopes(STANDARD, 4.0))),
     "dynamic": (
         {"scaling": DYNAMIC},
@@ -88,11 +89,11 @@ STRATEGIES: dict[str, tuple[dict[str, Any], Callable[[na.AlibiAttention], torch.
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "encoder": {},
-    "causal": {"causal": True},
-    "window": {"window": 7},
-    "GQA": {"num_kv_heads": 2, "causal": True},
-    "MQA": {"num_kv_heads": 1, "causal": True, "window": 12},
+    "encoder": {"causal": False},
+    "causal": {},
+    "window": {"causal": False, "window": 7},
+    "GQA": {"num_kv_heads": 2},
+    "MQA": {"num_kv_heads": 1, "window": 12},
 }
 
 
@@ -144,7 +145,7 @@ def rounding(attention: na.AlibiAttention, arrays: list[torch.Tensor], bias: tor
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_formula(name: str, options: str) -> None:
     arguments, bias_of = STRATEGIES[name]
-    attention = module(**arguments, **OPTIONS[options])
+    attention = module(**{**OPTIONS[options], **arguments})
     bias = bias_of(attention).detach()
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
@@ -158,10 +159,39 @@ def test_the_formula(name: str, options: str) -> None:
     assert (wide(*inputs(torch.float64), key_padding_mask=MASK) - expected).abs().max() <= allowed
 
 
+def test_keys_ahead_are_hidden_by_default_as_in_attention() -> None:
+    attention, x = module(), torch.randn(1, 9, SIZE)
+    assert attention.causal is inspect.signature(na.attention).parameters["causal"].default is True
+    ahead = x.clone()
+    ahead[:, 5:] = 7.0
+    for bias in (None, na.ALiBi(HEADS), na.ALiBi(HEADS, sides="halves")):
+        layer = module(bias=bias)
+        before, after = (layer(y, y, y) for y in (x, ahead))
+        assert torch.equal(before[:, :5], after[:, :5])
+        assert not torch.equal(before[:, 5:], after[:, 5:])
+    with pytest.raises(
+        ValueError, match=r"^slopes must be for one side with causal=True, got 'two_sided'"
+    ):
+        module("two_sided")
+    with pytest.raises(ValueError, match=r"^bias must cover both sides .* with causal=False, got"):
+        module(bias=na.ALiBi(HEADS), causal=False)
+
+
+def test_more_queries_than_keys_say_where_they_are() -> None:
+    q, x = torch.randn(1, 9, SIZE), torch.randn(1, 4, SIZE)
+    for options in ({}, {"causal": False, "window": 5}):
+        with pytest.raises(
+            ValueError, match=r"^align must be 'start' for more queries than keys, got"
+        ):
+            module(**options)(q, x, x)
+        assert module(align="start", **options)(q, x, x).shape == q.shape
+    assert module(causal=False)(q, x, x).shape == q.shape
+
+
 @pytest.mark.parametrize("name", ["parameter", "learned", "two_sided"])
 def test_gradients_flow_into_slopes(name: str) -> None:
     arguments, bias_of = STRATEGIES[name]
-    attention = module(**arguments, causal=name != "two_sided")
+    attention = module(**arguments)
     sources = list(attention.parameters())
     weights = torch.randn(2, QUERIES, SIZE, generator=torch.Generator().manual_seed(2))
     expected = plain(attention, inputs(), bias_of(attention))
@@ -270,7 +300,8 @@ def test_slopes_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> No
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        modules = [module(slopes) for slopes in (0.3, "random", "learned", "two_sided")]
+        kinds = 0.3, "random", "learned", "two_sided"
+        modules = [module(slopes, causal=False) for slopes in kinds]
     finally:
         torch.set_default_dtype(before)
     for attention in modules:

@@ -96,7 +96,8 @@ def attention(
             of it, which several calls share. Blocks of keys that no query of a tile sees are
             skipped. With causal=True, keys ahead stay hidden.
         key_padding_mask: (B, K), 1 or True for real keys, like transformers' attention_mask.
-        query_positions: (Q,) or (B, Q) integers; by default the positions of the last Q keys.
+        query_positions: (Q,) or (B, Q) integers; by default the positions of the last Q keys. To be
+            given, or align="start", for more queries than keys if the first would see none.
         key_positions: (K,) or (B, K) integers; by default the columns 0 .. K - 1. BLOOM counts real
             tokens: cumsum(mask) - 1.
         align: without query_positions, "end" puts the last query at the last key, "start" the first

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ntk_alibi import _arrays, _checks
 from ntk_alibi._backends import backend_of
-from ntk_alibi._torch_state import Way, in_autocast_dtype
+from ntk_alibi._torch_state import Way, in_autocast_dtype, is_tracing
 from ntk_alibi.biases.base import check_fits, to_kernel_bias
 from ntk_alibi.biases.kernel_bias import NO_BIAS, KernelBias
 from ntk_alibi.fused.core_problem import CoreProblems, core_problems
@@ -207,6 +207,9 @@ def checked_call(
     if checked is not None and problem is checked[0]:
         kept = _find_core(bias, *checked)
     kernel, core = kept or (to_kernel_bias(bias, problem, like), None)
+    # While torch traces, lengths may be symbols: then the operator checks.
+    if (not torch or not is_tracing()) and query.shape[2] > key.shape[2]:
+        problem.check_columns()
     if log_n is not None:
         log_n = as_log_n(log_n)
         factors, core = log_n.factors(problem, like), None

@@ -15,9 +15,9 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
     from ntk_alibi.biases.slopes import ModelSlopes
-    from ntk_alibi.integrations import families, own_bias
+    from ntk_alibi.integrations import biases, families
     from ntk_alibi.integrations.attend import Attend
-    from ntk_alibi.integrations.config import entry_of
+    from ntk_alibi.integrations.entry import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles, saved_entry
     from ntk_alibi.integrations.settings import (
@@ -204,7 +204,7 @@ def _check_same(name: str, first: Any, others: list[Any]) -> None:
 
 def _settings(method: Any, options: dict[str, Any], length: int | None) -> Settings:
     """Return the settings of a patch's arguments, with the options that are given."""
-    bias, scaling, options = own_bias.bias_of_argument(method), None, dict(options)
+    bias, scaling, options = biases.bias_of_argument(method), None, dict(options)
     log_n = options.pop("log_n", None)
     if bias is None:
         scaling, log_n = scaling_and_log_n(method, log_n, length)

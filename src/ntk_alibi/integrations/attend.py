@@ -10,21 +10,17 @@ import torch
 from torch import nn
 
 from ntk_alibi import _checks
-from ntk_alibi.integrations import graph_operator, passes, run_again
+from ntk_alibi.integrations import attention_forms, graph_operator, pass_kinds
 from ntk_alibi.integrations.arguments import CACHE, check_not_repeated
-from ntk_alibi.integrations.family import check_heads
-from ntk_alibi.integrations.forms import eager, fused
+from ntk_alibi.integrations.caller_masks import check_tensor
+from ntk_alibi.integrations.forward_pass import LayerCall, Pass
 from ntk_alibi.integrations.forwards import running_tokens
-from ntk_alibi.integrations.layer_call import LayerCall
-from ntk_alibi.integrations.passes.base import Pass
-from ntk_alibi.integrations.passes.inputs import PassInputs
-from ntk_alibi.integrations.passes.mask_values import check_tensor
-from ntk_alibi.integrations.tokens import Tokens, untraced
+from ntk_alibi.integrations.tokens import Tokens, of_same_patch, untraced
 
 #: The forms that attend by a pass, by the names that `patch` has for them.
 FORMS: dict[str, Callable[..., Any]] = {
-    "fused": fused.compute_output,
-    "eager": eager.compute_output_and_weights,
+    "fused": attention_forms.compute_output,
+    "eager": attention_forms.compute_output_and_weights,
 }
 
 
@@ -38,10 +34,10 @@ class Attend:
         number: the number of the layer.
         causal: whether queries see no keys ahead of them.
         crosses: whether keys are of other states, and have no bias.
-        table: a `LayerTable` of the model's own bias, or None for slopes.
+        table: the `Table` of the layer, or None for slopes.
+        reads: whether the layer is the first one of a pass that reads its table.
         ends: whether this is the last layer of a pass.
         family: the family of the model.
-        shares: what layers of a pass that may share a bias have in common: the table, or None.
     """
 
     patch: Any
@@ -50,13 +46,12 @@ class Attend:
     causal: bool
     crosses: bool = False
     table: Any = None
+    reads: bool = False
     ends: bool = False
     family: Any = field(init=False)
-    shares: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.family = self.patch.family
-        self.shares = None if self.table is None else self.table.table
 
     @property
     def index(self) -> int:
@@ -126,7 +121,7 @@ class Attend:
             )
         output, formed = FORMS[forward_pass.settings.attention](self, forward_pass, call)
         if own:
-            output = run_again.checked(output, self.patch.serial).to(dtype)
+            output = of_same_patch(output, self.patch.serial).to(dtype)
         return output, formed
 
     def gradients(
@@ -137,10 +132,10 @@ class Attend:
         forward_pass = self.pass_of(call._replace(mask=tokens))
         key, value, _ = self.with_cached(forward_pass, call)
         call = call._replace(key=key, value=value)
-        of = fused.compute_gradients_of_layer(self, forward_pass, call, gradient)
+        of = attention_forms.compute_gradients_of_layer(self, forward_pass, call, gradient)
         of_rows = None
         if call.rows is not None:
-            of_rows = self.table.table.rows_gradient(forward_pass.problem, of.table)
+            of_rows = self.table.rows_gradient(forward_pass.problem, of.table)
             of_rows = of_rows.to(call.rows.dtype)
         return of.query, of.key, of.value, of_rows
 
@@ -175,8 +170,17 @@ class Attend:
         return bool(getattr(running_tokens(), "may_repeat", False))
 
     def check_heads(self) -> None:
-        """Check that the layer computes all heads."""
-        check_heads(self.layer, self.patch.model, self.patch.rule.heads)
+        """Check that the layer computes all heads of its model, and that the slopes are theirs."""
+        layer: Any = self.layer
+        computed = layer.n_heads if hasattr(layer, "n_heads") else layer.num_heads
+        every = self.patch.model.config.hidden_size // layer.head_dim
+        sloped = self.patch.rule.heads
+        if not every == computed == sloped:
+            raise ValueError(
+                f"{type(layer).__name__} must compute all {every} heads with their slopes, got "
+                f"{computed} heads and slopes of {sloped}: some heads of a model have other slopes "
+                "than a model with so few; vLLM divides the heads of a model over processes"
+            )
 
     def is_eager(self, weights: Any) -> bool:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""
@@ -196,7 +200,7 @@ class Attend:
             call = call._replace(weights=weights)
             tokens = self.tokens_of(call)
         if tokens.forward_pass is None:
-            tokens.forward_pass = passes.begin(PassInputs.of(self, tokens, call))
+            tokens.forward_pass = pass_kinds.begin(pass_kinds.PassInputs.of(self, tokens, call))
             tokens.mask = None  # which keeps these tokens as long as it lives
         return cast(Pass, tokens.forward_pass)
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from ntk_alibi import _checks
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import numeric_check, own_bias
+from ntk_alibi.integrations import biases, checks
+from ntk_alibi.integrations.biases import Table
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.tables import Table
 from ntk_alibi.integrations.transformers_versions import (
     check_forward,
     check_parameters,
@@ -155,9 +155,9 @@ class Family:
     release: Callable[[Any], Any] = _nothing
     rebuild: Callable[[Any, Any], None] = _nothing
     check: Callable[[Any, Settings], None] = _nothing
-    example: Callable[[Any], dict[str, Any]] = numeric_check.example
+    example: Callable[[Any], dict[str, Any]] = checks.example
     while_compared: Callable[[Any], list[Replacement]] = _none
-    compared_within: float = numeric_check.TOLERANCE
+    compared_within: float = checks.TOLERANCE
     train_length: Callable[[Any], int | None] = _nothing
     code: Code | None = None
     tables: Callable[[Any], Sequence[Table]] | None = None
@@ -251,7 +251,7 @@ class Family:
             raise ValueError(f"layers of the family {self.name} must be at least one, got none")
         heads, encoder = self.rule(model).heads, not self.is_causal(model)
         if settings.bias is not None:
-            own_bias.check(settings.bias, heads, len(layers), encoder=encoder)
+            biases.check(settings.bias, heads, len(layers), encoder=encoder)
         if settings.log_n is not None:
             settings.log_n.check_heads(heads)
         self.check(model, settings)
@@ -263,18 +263,6 @@ class Family:
                 f"window, sink and causal_block must not be given for {self.name}, an encoder, got "
                 f"{settings!r}"
             )
-
-
-def check_heads(layer: Any, model: Any, sloped: int) -> None:
-    """Check that a layer computes all heads of its model, and that the slopes are theirs."""
-    computed = layer.n_heads if hasattr(layer, "n_heads") else layer.num_heads
-    every = model.config.hidden_size // layer.head_dim
-    if not every == computed == sloped:
-        raise ValueError(
-            f"{type(layer).__name__} must compute all {every} heads with their slopes, got "
-            f"{computed} heads and slopes of {sloped}: some heads of a model have other slopes "
-            "than a model with so few; vLLM divides the heads of a model over processes"
-        )
 
 
 def check_states(hidden_states: Any) -> None:

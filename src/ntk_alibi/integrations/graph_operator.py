@@ -17,10 +17,9 @@ import torch
 from ntk_alibi._torch_state import is_transformed
 from ntk_alibi.fused.dropout import checked_dropout
 from ntk_alibi.fused.tensors.dropout import to_seed
-from ntk_alibi.integrations import run_again
 from ntk_alibi.integrations.caches import Bounded, ReadAsHeld
-from ntk_alibi.integrations.layer_call import LayerCall
-from ntk_alibi.integrations.tokens import Tokens
+from ntk_alibi.integrations.forward_pass import LayerCall
+from ntk_alibi.integrations.tokens import ANOTHER_PATCH, Tokens
 
 _unused = itertools.count()
 
@@ -77,7 +76,7 @@ def attend_in_graph(attend: Any, call: LayerCall) -> torch.Tensor:
             end = torch.full((), end, dtype=torch.int64)
     rows = None
     if attend.table is not None and torch.is_grad_enabled():
-        rows = attend.table.table.rows(query.device)
+        rows = attend.table.rows(query.device)
         rows = rows if rows.requires_grad else None
     seed = to_seed(checked_dropout(call.dropout, None, query, key.shape[2]))
     tensors = query, key, value, mask, end, rows, seed
@@ -91,7 +90,7 @@ def _found(key: int, number: int, crosses: bool, serial: int | None = None) -> A
     reference = _patches.get(key)
     patch = None if reference is None else reference()
     if patch is None or not patch.in_force or serial not in (None, patch.serial):
-        raise ValueError(run_again.ANOTHER_PATCH)
+        raise ValueError(ANOTHER_PATCH)
     return patch.numbered[number, crosses]
 
 

@@ -11,15 +11,15 @@ from torch import nn
 
 from ntk_alibi._torch_state import is_tracing, refuse_script
 from ntk_alibi.biases.slopes import ModelSlopes
-from ntk_alibi.integrations import config, graph_operator, own_bias
+from ntk_alibi.integrations import biases, graph_operator
 from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.classes import PATCH, PLACE, Place, put, take_back
+from ntk_alibi.integrations.entry import Written
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.forwards import layer_forward, model_forward
 from ntk_alibi.integrations.overriding import Restored, override, restore
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.tables import LayerTable
 from ntk_alibi.integrations.tokens import MaskMemory, untraced
 
 #: Held while patches change.
@@ -50,7 +50,7 @@ class Patch:
         positional: the arguments that the model's forward takes by position, too.
         parts: modules besides the model to which the patch has given a class.
         replaced: arguments of `overriding.restore`.
-        written: the argument of `config.restore_entries`.
+        written: the argument of `entry.restore_entries`.
     """
 
     family: Family
@@ -70,7 +70,7 @@ class Patch:
     positional: tuple[str, ...] = field(init=False)
     parts: set[nn.Module] = field(init=False, default_factory=set)
     replaced: list[Restored] = field(init=False, default_factory=list)
-    written: config.Written = field(init=False, default_factory=list)
+    written: Written = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         family, model = self.family, self.model
@@ -80,18 +80,18 @@ class Patch:
         self.numbered = {}
         attend_class: Any = Attend
         if self.traceable:
-            from ntk_alibi.integrations.forms.traceable import TraceableAttend
+            from ntk_alibi.integrations.traceable import TraceableAttend
 
             attend_class = TraceableAttend
         tables = None if family.tables is None else family.tables(model)
         for layers, crosses in ((family.layers(model), False), (family.crossing(model), True)):
             for number, layer in enumerate(layers):
-                table = None
+                table, reads = None, False
                 if tables is not None and not crosses:
-                    first = all(tables[number] is not x for x in tables[:number])
-                    table = LayerTable(tables[number], first=first)
+                    table = tables[number]
+                    reads = all(table is not x for x in tables[:number])
                 causal, ends = self.causal and not crosses, layer is layers[-1]
-                attend = attend_class(self, layer, number, causal, crosses, table, ends)
+                attend = attend_class(self, layer, number, causal, crosses, table, reads, ends)
                 self.numbered[number, crosses] = self.own(layer) or attend
 
     def own(self, layer: nn.Module) -> Attend | None:
@@ -185,7 +185,7 @@ def _install(patch: Patch) -> None:
     """Give a model, its layers and other parts their classes, and other values of its parts."""
     model = patch.model
     setattr(model, PATCH, patch)
-    own_bias.hold_modules(model, patch.settings.bias)
+    biases.hold_modules(model, patch.settings.bias)
     methods: dict[nn.Module, dict[str, Any]] = {model: {"forward": model_forward, **_REFUSED}}
     if patch.traceable:
         del methods[model]["__prepare_scriptable__"]
@@ -211,7 +211,7 @@ def _install(patch: Patch) -> None:
 
 def _layer_biases(patch: Patch) -> list[tuple[nn.Module, str, Any]]:
     """Return the owner, attribute and module of each layer's bias in a traceable patch."""
-    from ntk_alibi.integrations.forms.traceable import BIAS, LayerBias
+    from ntk_alibi.integrations.traceable import BIAS, LayerBias
 
     layers = {attend.layer for attend in patch.numbered.values()}
     for layer in layers:
@@ -228,7 +228,7 @@ def _take_marks(patch: Patch) -> None:
     for value in reversed(patch.replaced):
         restore(*value)
     patch.replaced = []
-    own_bias.hold_modules(patch.model, None)
+    biases.hold_modules(patch.model, None)
     delattr(patch.model, PATCH)
     shared = _parts_of_others(patch)
     for part in {*patch.model.modules(), *patch.parts}:  # copies of layers, too

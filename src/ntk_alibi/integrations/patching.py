@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -10,8 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from ntk_alibi.integrations import config, graph_operator, numeric_check, version_check
+from ntk_alibi.integrations import checks
 from ntk_alibi.integrations.classes import PATCH
+from ntk_alibi.integrations.entry import (
+    check_own_configs,
+    configs_of,
+    restore_entries,
+    with_earlier,
+    write_entry,
+    written_by_others,
+)
 from ntk_alibi.integrations.family import Family
 from ntk_alibi.integrations.model_patch import LOCK, Patch, patch_of, swap
 from ntk_alibi.integrations.settings import Settings
@@ -49,13 +56,10 @@ class PatchHandle:
             for patch in self._patches:
                 patch.ended = True
                 if patch.in_force:
-                    configs = config.configs_of(self._model, [patch.model])
-                    written = config.with_earlier(configs, patch.written)
+                    configs = configs_of(self._model, [patch.model])
+                    written = with_earlier(configs, patch.written)
                     swap(patch.model, None)
-                    shared = _written_by_others([x for x, _ in written], [patch.model])
-                    config.restore_entries(
-                        [x for x in written if all(x[0] is not y for _, (y, _) in shared)]
-                    )
+                    restore_entries(written, patch.model)
 
     def __enter__(self) -> PatchHandle:
         """Begin the block at whose end this patch is undone.
@@ -81,7 +85,7 @@ class PatchHandle:
             for patch in self._replaced:
                 if not patch.ended:
                     swap(patch.model, patch)
-                    config.write_entry([x for x, _ in patch.written], patch.entry)
+                    write_entry([x for x, _ in patch.written], patch.entry)
 
     def __repr__(self) -> str:
         return f"<{self._patches[0]!r}, {self._state}>"
@@ -112,15 +116,15 @@ def apply(
     """
     for target in targets:
         if family.code is not None and not version_is_tested():
-            version_check.check(family, target, partial(_patch_plainly, family))
+            checks.compare_small_model(family, target, partial(_patch_plainly, family))
     with LOCK:
-        configs = config.configs_of(model, targets)
-        _check_own_configs(configs, targets, entry)
+        configs = configs_of(model, targets)
+        check_own_configs(configs, targets, entry)
         before = [patch_of(target) for target in targets]
         try:
             for target, old in zip(targets, before, strict=True):
                 if old is None and family.code is None:
-                    numeric_check.compare(family, target, partial(_patch_plainly, family))
+                    checks.compare_layer(family, target, partial(_patch_plainly, family))
                 swap(target, Patch(family, target, settings, entry))
         except BaseException:  # a half patched model never remains
             for target, old in zip(targets, before, strict=True):
@@ -128,36 +132,12 @@ def apply(
             raise
         patches: list[Patch] = [getattr(target, PATCH) for target in targets]
         earlier = [pair for old in before if old is not None for pair in old.written]
-        earlier += [pair for _, pair in _written_by_others(configs, targets)]
-        written = config.with_earlier(configs, earlier)
-        config.write_entry(configs, entry)
+        earlier += [pair for _, pair in written_by_others(configs, targets)]
+        written = with_earlier(configs, earlier)
+        write_entry(configs, entry)
         for patch in patches:
             patch.written = written
     return PatchHandle(patches, model, [patch for patch in before if patch is not None])
-
-
-def _written_by_others(configs: list[Any], targets: list[Any]) -> list[tuple[Patch, Any]]:
-    """Return patches of other models in the same configuration objects, and what they wrote."""
-
-    def found() -> list[tuple[Patch, Any]]:
-        others = [x for x in graph_operator.in_force() if all(x.model is not y for y in targets)]
-        pairs = [(patch, pair) for patch in others for pair in patch.written]
-        return [(patch, pair) for patch, pair in pairs if any(pair[0] is x for x in configs)]
-
-    if not found():
-        return []
-    gc.collect()  # a model that is gone, but not collected yet, is no other
-    return found()
-
-
-def _check_own_configs(configs: list[Any], targets: list[Any], entry: Any) -> None:
-    """Refuse a configuration object of another patched model, whose patch is saved in it."""
-    if any(patch.entry != entry for patch, _ in _written_by_others(configs, targets)):
-        raise ValueError(
-            "model must have a configuration of its own, in which its patch is saved, got one "
-            "object for two models with different patches: build each model of "
-            "copy.deepcopy(config)"
-        )
 
 
 def saved_entry(target: Any) -> dict[str, Any] | None:

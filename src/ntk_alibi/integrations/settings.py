@@ -114,7 +114,7 @@ def settings_of(
         scaling: the scaling.
         attention: the form of the attention.
         log_n: log-n scaling.
-        bias: a bias in place of ALiBi, as `own_bias.bias_of_argument` returns it, or None.
+        bias: a bias in place of ALiBi, as `biases.bias_of_argument` returns it, or None.
         limits: window, sink and causal_block of `patch`.
     """
     checked_scaling(scaling, name="method")

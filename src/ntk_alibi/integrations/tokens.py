@@ -1,6 +1,8 @@
 """The tokens of a pass, which transformers passes to the layers in place of a mask.
 
-Layers of remote code and of compiled graphs get masks; `MaskMemory` keeps the tokens of these.
+Layers of remote code and of compiled graphs get masks; `MaskMemory` keeps the tokens of these. Such
+a layer is not told the patch of its forward pass where it runs again in a backward pass, since a
+checkpoint keeps inputs alone: `of_same_patch` compares the two.
 """
 
 from __future__ import annotations
@@ -13,12 +15,19 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ntk_alibi._torch_state import is_recorded, is_transformed
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MISUSE = (
     "a layer must attend by the patch of its model to read its tokens, got a layer without patch: "
     "patch again after replacing layers, and let a patch stay until the backward pass of a "
     "gradient-checkpointed forward is done, which runs that forward again"
+)
+
+ANOTHER_PATCH = (
+    "the patch must stay as it is until the backward pass of a compiled or checkpointed model is "
+    "done, which computes weights again: call backward() inside of the patch"
 )
 
 #: Message of torch where it cannot trace a patched model in one graph.
@@ -132,7 +141,9 @@ class MaskMemory:
             running: the tokens of the call of the model, or None where a layer runs again.
             attend: the `Attend` of the layer.
         """
-        of = version_of(mask), *of
+        # It rises when torch changes a mask in place.
+        version = None if mask is None or mask.is_inference() else mask._version
+        of = version, *of
         owner, kind = self if mask is None else mask, self.tokens[attend.crosses]
         kept = kind.get(owner)
         # The first layer begins a pass, and the others go on, also when they run again. A model may
@@ -155,6 +166,30 @@ class MaskMemory:
         return any(mask in kind for mask in masks for kind in self.tokens)
 
 
-def version_of(mask: torch.Tensor | None) -> int | None:
-    """Return the number that rises when torch changes a mask in place; None if it has none."""
-    return None if mask is None or mask.is_inference() else mask._version
+class _SamePatch(torch.autograd.Function):
+    """The identity, whose backward pass compares the patch of the layer that runs again."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, serial: torch.Tensor) -> torch.Tensor:
+        ctx.serial = int(serial)
+        ctx.save_for_backward(serial)  # a checkpoint saves it anew
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if int(ctx.saved_tensors[0]) != ctx.serial:
+            raise ValueError(ANOTHER_PATCH)
+        return gradients[0], None
+
+
+def of_same_patch(output: torch.Tensor, serial: int) -> torch.Tensor:
+    """Return a layer's output, whose backward pass refuses a layer that ran again otherwise.
+
+    Args:
+        output: the output.
+        serial: the number of the patch.
+    """
+    if not is_recorded(output) or is_transformed(maps=True):
+        return output
+    same: torch.Tensor = _SamePatch.apply(output, torch.tensor(serial))  # type: ignore[no-untyped-call]
+    return same

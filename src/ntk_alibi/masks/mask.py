@@ -100,6 +100,10 @@ class Mask(NamedTuple):
             end = less(end, positions + 1)
         return first, end
 
+    def hides_all(self, queries: int, keys: int) -> bool:
+        """Return whether queries that end with the last key begin too far before the first."""
+        return queries > keys and bool(self.interval(keys - queries)[1] <= 0)
+
     def visible(self, queries: Any, keys: Any) -> Any:
         """Return which keys are seen, (..., Q, K) bool, for positions (..., Q) and (..., K)."""
         first, end = (bound[..., :, None] for bound in self.interval(queries))

@@ -22,6 +22,8 @@ AT_END: Literal["end"] = "end"
 #: Pairs are counted for so many queries at a time.
 QUERIES_AT_ONCE = 256
 
+_TOO_MANY = "query_positions must be given for more queries than keys, got {} queries and {} keys"
+
 
 class Problem(NamedTuple):
     """The checked part of an attention call on which a bias can depend.
@@ -91,6 +93,12 @@ class Problem(NamedTuple):
         if at_queries is None:
             at_queries = aligned_positions(at_keys, queries, keys, align)
         return Problem(shape, mask, real, at_queries, at_keys, explicit, segment_ids=ids)
+
+    def check_columns(self) -> None:
+        """Refuse queries without positions if the first, before all keys, is too far to see one."""
+        queries, keys = self.shape[2:]
+        if self.query_positions is None and self.mask.hides_all(queries, keys):
+            raise ValueError(_TOO_MANY.format(queries, keys))
 
     @property
     def traced(self) -> bool:
@@ -253,9 +261,7 @@ def aligned_positions(key_positions: Any, queries: int, keys: int, align: str) -
     if key_positions is None:
         return np.arange(queries, dtype=np.int32)[None] if align == "start" else None
     if queries > keys:
-        raise ValueError(
-            f"query_positions must be given for more queries than keys, got {queries} and {keys}"
-        )
+        raise ValueError(_TOO_MANY.format(queries, keys))
     first = 0 if align == "start" else keys - queries
     return key_positions[..., first : first + queries]
 

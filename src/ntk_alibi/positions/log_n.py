@@ -203,6 +203,7 @@ def log_n_scale(
     rows = max((len(x) for x in arrays if x is not None and x.ndim == 2), default=1)
     rule, shape = Mask.checked(**mask), (rows, 1, queries, keys)
     problem = Problem.checked(shape, rule, arrays[0], arrays[1], arrays[2])
+    problem.check_columns()
     example = _arrays.first_tensor(*arrays)
     factors = LogN(train_length).factors(problem, example)[:, 0]
     result: Array = backend_of(factors).cast(factors, "float32")

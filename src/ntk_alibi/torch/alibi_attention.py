@@ -13,7 +13,7 @@ from torch import nn
 
 from ntk_alibi import _arrays, _checks, masks
 from ntk_alibi._arrays import Array
-from ntk_alibi._torch_state import refuse_script
+from ntk_alibi._torch_state import is_tracing, refuse_script
 from ntk_alibi.biases.alibi import ALiBi
 from ntk_alibi.biases.base import check_dense, check_fits
 from ntk_alibi.biases.parameters import per_head
@@ -44,10 +44,9 @@ class AlibiAttention(nn.Module):
 
         output = W_o concat_h softmax(q_h k_h^T / sqrt(D) - m_h |i - j|) v_h,  q = W_q x, ...
 
-    Two things differ from what you may expect. num_heads comes before embed_dim, unlike in
-    nn.MultiheadAttention(embed_dim, num_heads); positional arguments in the other order raise an
-    error. And each query sees keys on both sides unless causal=True, as in nn.MultiheadAttention
-    but unlike in `ntk_alibi.attention`.
+    Two things differ from nn.MultiheadAttention(embed_dim, num_heads). num_heads comes before
+    embed_dim; positional arguments in the other order raise an error. And keys ahead of a query are
+    hidden unless causal=False, as in `ntk_alibi.attention`.
 
     Attributes:
         q_linear, k_linear, v_linear, out_linear: the linear projections.
@@ -61,16 +60,17 @@ class AlibiAttention(nn.Module):
             "random" for slopes between 2^-8 and 2^-1, whose logarithms are drawn uniformly by
             `generator`; "learned" for exp(x), trained, with the standard slopes as initial values;
             "two_sided" for sigmoid(x), trained, with separate slopes to the left and to the right
-            (for encoders).
+            (for encoders, with causal=False).
         bias: in place of slopes, a bias object or an array, as `ntk_alibi.attention` takes them, or
             a module that returns a bias for the input k (batch, keys, embed_dim), such as the
             modules of `ntk_alibi.torch.learned_bias`.
-        causal: True hides the keys ahead of a query, as a decoder needs.
+        causal: whether keys ahead of a query are hidden. False for encoders.
         scaling: as of `ALiBi`; a dynamic one counts each row's real tokens.
         num_kv_heads: number of heads of keys and values, a divisor of H (GQA, MQA); H by default.
         window: how many positions back (and ahead) a query sees, its own included.
         align: where queries are in cross-attention: "end" puts the last query at the last key,
-            "start" the first query at the first key. For cross-attention without bias: slopes=0.
+            "start" the first query at the first key. For cross-attention without bias: slopes=0 and
+            causal=False.
         dropout: the share of weights that is set to 0 in training, as in `ntk_alibi.attention`.
         generator: random generator for slopes="random".
 
@@ -88,6 +88,7 @@ class AlibiAttention(nn.Module):
         the other way round, True for padding:
 
         >>> padding = torch.zeros(2, 10, dtype=torch.bool)
+        >>> attention = na.AlibiAttention(8, 64, causal=False)
         >>> output = attention(x, x, x, key_padding_mask=~padding)
 
     Source: Press et al. 2022 (arXiv 2108.12409).
@@ -100,7 +101,7 @@ class AlibiAttention(nn.Module):
         slopes: Slopes = None,
         *,
         bias: Any = None,
-        causal: bool = False,
+        causal: bool = True,
         scaling: AnyScaling | None = None,
         num_kv_heads: int | None = None,
         window: int | None = None,
@@ -130,6 +131,10 @@ class AlibiAttention(nn.Module):
         _checks.at_most_one(slopes=slopes, bias=bias, scaling=scaling)
         self.num_heads, self.embed_dim, self.head_dim = heads, size, size // heads
         self.causal = _checks.boolean("causal", causal)
+        if self.causal and isinstance(slopes, str) and slopes == "two_sided":
+            raise ValueError(
+                "slopes must be for one side with causal=True, got 'two_sided': pass causal=False"
+            )
         # The shape of an array, and the bias of a module, are checked in forward.
         if hasattr(bias, "kernel_bias") and not isinstance(bias, type):
             check_fits(bias, heads, causal=self.causal)
@@ -182,6 +187,7 @@ class AlibiAttention(nn.Module):
             raise ValueError(f"k must have q's batch {q.shape[0]}, got {k.shape[0]}")
         if v.shape != k.shape:
             raise ValueError(f"v must have k's shape {tuple(k.shape)}, got {tuple(v.shape)}")
+        self._check_lengths(q.shape[1], k.shape[1])
         output = attention(
             self._split(self.q_linear(q)),
             self._split(self.k_linear(k)),
@@ -196,6 +202,15 @@ class AlibiAttention(nn.Module):
         )
         merged = output.transpose(1, 2).flatten(2)
         return cast(torch.Tensor, self.out_linear(merged))
+
+    def _check_lengths(self, queries: int, keys: int) -> None:
+        """Refuse what `attention` refuses, which would name positions that this module lacks."""
+        mask = masks.Mask(self.causal, self.window)
+        if self.align == "end" and not is_tracing() and mask.hides_all(queries, keys):
+            raise ValueError(
+                "align must be 'start' for more queries than keys, got 'end' with "
+                f"{queries} queries and {keys} keys"
+            )
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         split: torch.Tensor = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

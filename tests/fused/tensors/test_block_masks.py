@@ -233,7 +233,7 @@ def test_copies_of_a_mask() -> None:
 
 @pytest.mark.parametrize("batch", [2, 20])  # 20: a batch of as many rows as tokens
 def test_a_module_takes_masks_and_padding_by_name(batch: int) -> None:
-    attention = na.AlibiAttention(4, 32)
+    attention = na.AlibiAttention(4, 32, causal=False)
     x = torch.randn(batch, 20, 32)
     mask = mask_of("half", (batch, 1, 20, 20))
     mask[..., 0] = True

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 import ntk_alibi as na
 from model_runs import LENGTH, LOGITS, MASKS, generate, keys_and_values, run
 from ntk_alibi.integrations.arguments import CACHE
-from ntk_alibi.integrations.passes.sinks import ranges_of
+from ntk_alibi.integrations.forward_pass import ranges_of
 from ntk_alibi.masks import Mask, Problem
 from small_models import MAKERS, VOCABULARY, families, make_model
 

@@ -166,6 +166,7 @@ def _make_call(
         problem = Problem(shape, mask, **given, segment_ids=ids)
     else:
         problem = Problem.checked(shape, mask, like=like, **given)
+        problem.check_columns()
         bias = bias.checked(problem._replace(explicit_positions=False))  # sums were refused before
     if visible is not None:
         of_tensor = BlockMask.of_operand if in_core else BlockMask

@@ -26,8 +26,7 @@ from ntk_alibi.integrations.family import (
     of_transformers,
     register,
 )
-from ntk_alibi.integrations.layer_call import LayerCall
-from ntk_alibi.integrations.passes.base import Pass
+from ntk_alibi.integrations.forward_pass import LayerCall, Pass
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.integrations.tokens import Tokens, untraced
 from ntk_alibi.integrations.transformers_versions import class_named
@@ -115,7 +114,7 @@ def _stock(
     settings = forward_pass.settings
     if settings.attention != "eager" or settings.log_n is not None:
         return None
-    bias, dtype = forward_pass.bias_of(attend.number), hidden_states.dtype
+    bias, dtype = forward_pass.bias_of(attend), hidden_states.dtype
     given = forward_pass, bias, layer.num_heads, hidden_states
     tensor, mask = forward_pass.memo(bias, dtype, _bias_and_mask, *given)
     kwargs["output_attentions"] = weights

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ntk_alibi.biases.t5 import T5
+from ntk_alibi.integrations.biases import Table
 from ntk_alibi.integrations.family import dropped, of_transformers, register
-from ntk_alibi.integrations.tables import Table
 
 #: The number of buckets.
 BUCKETS = 32

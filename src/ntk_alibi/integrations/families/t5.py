@@ -17,8 +17,8 @@ from torch import nn
 
 from ntk_alibi.biases.t5 import T5
 from ntk_alibi.integrations.arguments import CACHE, cache_of
+from ntk_alibi.integrations.biases import Table
 from ntk_alibi.integrations.family import of_transformers, register
-from ntk_alibi.integrations.tables import Table
 from ntk_alibi.integrations.transformers_versions import transformers_version
 
 

@@ -31,7 +31,7 @@ def tensors(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("lengths", [(70, 70), (40, 70), (1, 70), (70, 40)])
+@pytest.mark.parametrize("lengths", [(70, 70), (40, 70), (1, 70)])
 @pytest.mark.parametrize("window", [None, 1, 9])
 @pytest.mark.parametrize(
     "bias",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
+from ntk_alibi.integrations.graph_operator import in_force
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.methods import ENTRY, ORIGINAL, method_name, parse_method
 from ntk_alibi.scaling import is_dynamic
@@ -60,11 +62,8 @@ def configs_of(model: nn.Module, targets: Iterable[Any]) -> list[Any]:
     found: dict[int, Any] = {}
     for part in model.modules():
         config = vars(part).get("config")
-        if (
-            config is None
-            or id(config) in found
-            or all(id(x) not in inside for x in part.modules())
-        ):
+        known = config is None or id(config) in found
+        if known or all(id(x) not in inside for x in part.modules()):
             continue
         for own in (config, *getattr(config, "__dict__", {}).values()):
             if isinstance(own, kinds):
@@ -79,8 +78,13 @@ def with_earlier(configs: Iterable[Any], earlier: Written) -> Written:
         configs: the configurations, which may be copies of some that a patch has changed.
         earlier: what a patch has written, or nothing.
     """
-    new = [x for x in configs if all(x is not known for known, _ in earlier)]
-    return [*earlier, *((config, _before_patches(config, earlier)) for config in new)]
+    written = list(earlier)
+    for config in configs:
+        if all(config is not known for known, _ in earlier):
+            now = _get(config)
+            before = (before for known, before in earlier if _get(known) == now)
+            written.append((config, next(before, now)))
+    return written
 
 
 def write_entry(configs: Iterable[Any], entry: dict[str, Any] | None) -> None:
@@ -89,16 +93,41 @@ def write_entry(configs: Iterable[Any], entry: dict[str, Any] | None) -> None:
         _set(config, () if entry is None else (dict(entry),))
 
 
-def _before_patches(config: Any, written: Written) -> tuple[Any, ...]:
-    """Return the entry that a configuration had before patches, or nothing."""
-    now = _get(config)
-    return next((before for known, before in written if _get(known) == now), now)
+def restore_entries(written: Written, model: Any) -> None:
+    """Give configurations the entries of `with_earlier`, except those of other patched models.
 
-
-def restore_entries(written: Written) -> None:
-    """Give configurations the entries of `with_earlier`."""
+    Args:
+        written: what `with_earlier` returned.
+        model: the model that has lost its patch.
+    """
+    shared = {id(x) for _, (x, _) in written_by_others([x for x, _ in written], [model])}
     for config, before in written:
-        _set(config, before)
+        if id(config) not in shared:
+            _set(config, before)
+
+
+def written_by_others(configs: list[Any], targets: list[Any]) -> list[tuple[Any, Any]]:
+    """Return patches of other models in the same configuration objects, and what they wrote."""
+
+    def found() -> list[tuple[Any, Any]]:
+        others = [x for x in in_force() if all(x.model is not y for y in targets)]
+        pairs = [(patch, pair) for patch in others for pair in patch.written]
+        return [(patch, pair) for patch, pair in pairs if any(pair[0] is x for x in configs)]
+
+    if not found():
+        return []
+    gc.collect()  # a model that is gone, but not collected yet, is no other
+    return found()
+
+
+def check_own_configs(configs: list[Any], targets: list[Any], entry: Any) -> None:
+    """Refuse a configuration object of another patched model, whose patch is saved in it."""
+    if any(patch.entry != entry for patch, _ in written_by_others(configs, targets)):
+        raise ValueError(
+            "model must have a configuration of its own, in which its patch is saved, got one "
+            "object for two models with different patches: build each model of "
+            "copy.deepcopy(config)"
+        )
 
 
 def _get(config: Any) -> tuple[Any, ...]:

@@ -15,7 +15,8 @@ import transformers
 
 from peers.ways import FAMILIES, STOCK, VARIABLE, WAYS
 
-ROOT = Path(__file__).parents[2]
+BY_HAND = Path(__file__).parents[1]
+ROOT = BY_HAND.parents[1]
 REPOSITORY = "https://github.com/huggingface/transformers"
 OUTCOMES = ("passed", "failed", "skipped")
 
@@ -63,7 +64,7 @@ def _outcomes(options: argparse.Namespace, family: str, way: str) -> dict[str, s
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, tests, f"--junitxml={report}"],
         cwd=options.transformers,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", VARIABLE: way},
+        env={**os.environ, "PYTHONPATH": str(BY_HAND), "HF_HUB_OFFLINE": "1", VARIABLE: way},
         capture_output=True,
         text=True,
     )

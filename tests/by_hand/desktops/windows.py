@@ -148,7 +148,8 @@ def make_python(version: str) -> Path:
                 if not name.endswith(("/", "_wmi.pyd")):  # Wine 8 lacks a function that it calls
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     (folder / Path(name).name).write_bytes(unpacked.read(name))
-    paths = f"python{short}.zip", ".", "Lib", f"Z:{ROOT / 'tests'}", f"Z:{ROOT}", "import site"
+    ours = f"Z:{ROOT / 'tests/by_hand'}", f"Z:{ROOT}"
+    paths = f"python{short}.zip", ".", "Lib", *ours, "import site"
     (folder / f"python{short}._pth").write_text("\n".join(paths))
     (folder / "random_bytes.c").write_text(RANDOM_BYTES)
     zig = sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared"
@@ -305,4 +306,5 @@ def main() -> None:
     sys.exit("\n".join(["failed:", *failed]) if failed else 0)
 
 
-main()
+if __name__ == "__main__":  # it installs Wine
+    main()

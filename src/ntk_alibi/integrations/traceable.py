@@ -16,9 +16,9 @@ from torch import nn
 from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations.arguments import CACHE, check_not_repeated
 from ntk_alibi.integrations.attend import Attend
+from ntk_alibi.integrations.attention_forms import softmax_attention
 from ntk_alibi.integrations.caches import Bounded
-from ntk_alibi.integrations.forms.eager import softmax_attention
-from ntk_alibi.integrations.passes.mask_values import HIDES
+from ntk_alibi.integrations.caller_masks import HIDES
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.torch.learned_bias import Float32Parameters
 

@@ -1,1 +1,0 @@
-"""The forms of attention of a patched model: fused, eager, and traceable by torch."""

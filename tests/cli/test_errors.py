@@ -18,7 +18,7 @@ from ntk_alibi.cli import main
 from ntk_alibi.evaluation.comparing import length_study, plan
 from repository import ROOT
 
-pytestmark = pytest.mark.slow  # needs the evaluation harness
+pytestmark = pytest.mark.slow
 
 EXISTS = of_linux("File exists")
 NULL = pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/null")

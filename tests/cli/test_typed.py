@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "ntk_alibi"]
 
 COMMANDS = [["info"], ["slopes"], ["eval"]]
 
-pytestmark = [pytest.mark.usefixtures("in_tmp"), pytest.mark.slow]  # needs the evaluation harness
+pytestmark = [pytest.mark.usefixtures("in_tmp"), pytest.mark.slow]
 
 
 def help_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ntk_alibi.evaluation.harness.local_files import read_cases
 
 from ntk_alibi.evaluation import score_lines, score_topics
 from ntk_alibi.evaluation.comparing.intervals import accuracy_interval
-
-pytestmark = pytest.mark.slow  # needs scipy
+from ntk_alibi.evaluation.harness.longeval_files import read_cases
 
 PREDICTION = re.compile(r"Label: (.*?), Predict: (.*?)(?:, Parsed: (\d+))?, prompt length: \d+")
 

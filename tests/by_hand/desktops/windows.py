@@ -58,9 +58,6 @@ LEFT_OUT = {
     "tests/biases/test_conformance.py::test_values_and_gradients_are_those_of_torch": SOURCES,
     "tests/biases/test_derivatives.py::test_a_derivative_is_that_of_dense_attention": SOURCES,
     "tests/cli/test_files.py::test_a_file_keeps_its_link": LINKS,
-    "tests/evaluation/harness/test_processes.py::test_two_processes_give_what_one_gives": (
-        "Wine: torch.distributed.run ends with an access violation"
-    ),
     "tests/fused/tensors/devices/test_score_mods.py::test_gradients_of_every_bias": SOURCES,
     "tests/fused/tensors/test_block_masks.py::test_other_derivatives": SOURCES,
     "tests/fused/tensors/test_block_masks.py::test_a_mask_that_changes_before_the": RAISING,

@@ -6,15 +6,15 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ntk_alibi import _checks, _files, _installed
 from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.comparing.store import AnswerStore
+from ntk_alibi.evaluation.comparing.study import Study, Text, digest, texts_of
 from ntk_alibi.evaluation.comparing.summary import Summary, summarise
-from ntk_alibi.evaluation.comparing.texts import Text, digest, texts_of
 from ntk_alibi.methods import ORIGINAL, Method, parse_method
 from ntk_alibi.scaling import Scaling
 
@@ -54,24 +54,6 @@ def evaluate(
         return answer(model, study, None, quiet=quiet)
     with _files.only_run("path", path):
         return answer(model, study, path, quiet=quiet)
-
-
-@dataclass(frozen=True)
-class Study:
-    """A plan with its methods, and its texts with the shortest first."""
-
-    plan: Plan
-    methods: Sequence[Method]
-    texts: Sequence[Text]
-
-    def __str__(self) -> str:
-        tokens = sum(len(text.tokens) for text in self.texts)
-        lengths = sorted({text.length for text in self.texts})
-        span = " to ".join(str(length) for length in dict.fromkeys((lengths[0], lengths[-1])))
-        return (
-            f"{len(self.texts)} texts of {span} tokens, by {len(self.methods)} methods: "
-            f"{tokens * len(self.methods):,} tokens"
-        )
 
 
 def prepare(

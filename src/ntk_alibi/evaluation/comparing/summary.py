@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from ntk_alibi import _checks, _files
 from ntk_alibi.evaluation.comparing.intervals import accuracy_entry, half_width, paired_difference
-from ntk_alibi.evaluation.comparing.texts import PROSE
+from ntk_alibi.evaluation.comparing.study import PROSE
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ntk_alibi.evaluation.comparing.length_study import Study
     from ntk_alibi.evaluation.comparing.plan import Plan
     from ntk_alibi.evaluation.comparing.store import AnswerStore
-    from ntk_alibi.evaluation.comparing.texts import Text
+    from ntk_alibi.evaluation.comparing.study import Study, Text
 
 #: Least width of ranges of distance in training lengths, and their greatest number.
 DISTANCE_BIN, DISTANCE_BINS = 0.5, 8

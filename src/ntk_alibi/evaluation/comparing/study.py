@@ -1,4 +1,4 @@
-"""The texts of a study: records with questions, and windows of prose, and what a model answers."""
+"""A study: its methods, and its texts, which are records with questions and windows of prose."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ntk_alibi.evaluation.comparing.plan import Plan
 from ntk_alibi.evaluation.records import corpus, record
 from ntk_alibi.evaluation.records.kinds import record_kind
 from ntk_alibi.evaluation.records.record import Case, Encode
+from ntk_alibi.methods import Method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,6 +102,24 @@ class Window(Text):
     def read(self, model: Any) -> list[float]:
         """Return the mean nats per token in each range of positions."""
         return record.nats(model, self.window, self.ranges)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan with its methods, and its texts with the shortest first."""
+
+    plan: Plan
+    methods: Sequence[Method]
+    texts: Sequence[Text]
+
+    def __str__(self) -> str:
+        tokens = sum(len(text.tokens) for text in self.texts)
+        lengths = sorted({text.length for text in self.texts})
+        span = " to ".join(str(length) for length in dict.fromkeys((lengths[0], lengths[-1])))
+        return (
+            f"{len(self.texts)} texts of {span} tokens, by {len(self.methods)} methods: "
+            f"{tokens * len(self.methods):,} tokens"
+        )
 
 
 def texts_of(plan: Plan, tokenizer: PreTrainedTokenizerBase) -> list[Text]:

@@ -1,4 +1,4 @@
-"""Needle-in-a-haystack records: a pass key, several keys, or chains of variables in prose.
+"""Needle-in-a-haystack records: a pass key or several keys in prose.
 
 They resemble tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654) without copying them: the prose
 is the package's, and the model predicts the answers token by token, as in record.py.
@@ -12,16 +12,13 @@ from typing import ClassVar
 import numpy as np
 
 from ntk_alibi.evaluation.records.record import Builder, Case, Encode, check_room
-from ntk_alibi.evaluation.records.words import ADJECTIVES, LINE_NAMES
+from ntk_alibi.evaluation.records.words import LINE_NAMES
 
 PASSKEY = "\nThe pass key is"
 PASSKEY_QUESTION = "\nWhat is the pass key? The pass key is"
 
 MULTIKEY = "\nThe magic number of {} is"
 MULTIKEY_QUESTION = "\nWhat is the magic number of {}? The magic number of {} is"
-
-VARIABLE = "\nVAR {} ="
-VARIABLE_QUESTION = "\nWhich value has VAR {}? VAR {} has the value"
 
 #: Text after the answer in a sentence, and after the answer to a question.
 SENTENCE_END, STOP = ".\n", "."
@@ -34,14 +31,12 @@ class _Needle:
     Attributes:
         before: text of the sentence before the answer.
         answer: the answer that the sentence contains.
-        question: the question, or "" for none.
-        source: index of the needle with the answer to the question.
+        question: the question about the answer, or "" for none.
     """
 
     before: str
     answer: str
     question: str
-    source: int
 
 
 @dataclass(frozen=True)
@@ -61,9 +56,8 @@ class _Haystack:
     def case(self, encode: Encode, length: int, rng: np.random.Generator) -> Case:
         """Draw a case; see `RecordKind`."""
         needles = self.needles(rng)
-        asked_needles = [needle for needle in needles if needle.question]
         stated = [(n.before, n.answer, SENTENCE_END) for n in needles]
-        asked = [(n.question, needles[n.source].answer, STOP) for n in asked_needles]
+        asked = [(n.question, n.answer, STOP) for n in needles if n.question]
         builder = Builder(encode)
         room = builder.room(length, [*stated, *asked])
         check_room(room, self.name, length)
@@ -73,8 +67,9 @@ class _Haystack:
             builder.fill(self.prose, int(share), rng)
             sources.append(builder.state(*sentence))
         builder.fill(self.prose, int(places[-1]), rng)
-        for needle, question in zip(asked_needles, asked, strict=True):
-            builder.ask(*question, sources[needle.source])
+        questioned = [place for n, place in zip(needles, sources, strict=True) if n.question]
+        for question, source in zip(asked, questioned, strict=True):
+            builder.ask(*question, source)
         return builder.case()
 
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
@@ -91,7 +86,7 @@ class Passkey(_Haystack):
     def needles(self, rng: np.random.Generator) -> list[_Needle]:
         """Draw the one needle and its question."""
         number = f" {rng.integers(10000, 100000)}"
-        return [_Needle(PASSKEY, number, PASSKEY_QUESTION, 0)]
+        return [_Needle(PASSKEY, number, PASSKEY_QUESTION)]
 
 
 @dataclass(frozen=True)
@@ -118,43 +113,6 @@ class MultiKey(_Haystack):
                 MULTIKEY.format(name),
                 f" {rng.integers(1000, 10000)}",
                 MULTIKEY_QUESTION.format(name, name) if i in asked_names else "",
-                i,
             )
             for i, name in enumerate(names)
         ]
-
-
-@dataclass(frozen=True)
-class Variables(_Haystack):
-    """Records of prose with chains of variables, and a question for the value of each last one.
-
-    Attributes:
-        prose: sentences around the assignments.
-        questions: number of chains in a record, each with one question.
-        hops: number of assignments in a chain from one variable to another.
-    """
-
-    questions: int = 4
-    hops: int = 2
-    name: ClassVar[str] = "variables"
-
-    def needles(self, rng: np.random.Generator) -> list[_Needle]:
-        """Draw interleaved chains; the first needle of a chain has the value."""
-        links = self.hops + 1
-        chosen = rng.choice(len(ADJECTIVES), self.questions * links, replace=False)
-        names = [ADJECTIVES[i].upper() for i in chosen]
-        order = rng.permutation(np.repeat(np.arange(self.questions), links)).tolist()
-        done = [0] * self.questions
-        first = [0] * self.questions
-        needles: list[_Needle] = []
-        for chain in order:
-            link = chain * links + done[chain]
-            if done[chain] == 0:
-                first[chain], value = len(needles), f" {rng.integers(10000, 100000)}"
-            else:
-                value = f" VAR {names[link - 1]}"
-            last = done[chain] == self.hops
-            question = VARIABLE_QUESTION.format(names[link], names[link]) if last else ""
-            needles.append(_Needle(VARIABLE.format(names[link]), value, question, first[chain]))
-            done[chain] += 1
-        return needles

@@ -185,6 +185,15 @@ def test_a_limit_of_time_leaves_the_longest_texts_out(tiny_checkpoint: Path) -> 
         assert lengths(200.0) == [256] * 4 + [512] * 4 + [1024] * 4
 
 
+def test_what_is_named_twice_is_read_once(tiny_checkpoint: Path) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    methods, few = ("original", "ntk:2", "ntk:2"), {"topic_records": 0, "prose_windows": 0}
+    plan = replace(PLAN, methods=methods, lengths=(256, 256), **few)
+    cells = length_study.evaluate(model, tokenizer, plan, quiet=True).retrieval
+    assert cells["method"].tolist() == ["original", "ntk:2"]
+    assert cells["cases"].tolist() == [4, 4]
+
+
 def test_an_error_leaves_no_patch(tiny_checkpoint: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
     with pytest.MonkeyPatch.context() as patched:

@@ -70,7 +70,7 @@ def prepare(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, got {_checks.briefly(plan)}")
-    named = [parse_method(method, plan.train_length) for method in plan.methods]
+    named = [parse_method(method, plan.train_length) for method in dict.fromkeys(plan.methods)]
     methods = [replace(method, scaling=wrap(method.scaling)) for method in named]
     for method in methods:
         with _patched(model, method):

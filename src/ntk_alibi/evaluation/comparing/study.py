@@ -135,7 +135,7 @@ def texts_of(plan: Plan, tokenizer: PreTrainedTokenizerBase) -> list[Text]:
 
 def _records(plan: Plan, encode: Encode) -> Iterator[Text]:
     for kind, (count, questions) in plan.records.items():
-        for length in plan.token_lengths:
+        for length in dict.fromkeys(plan.token_lengths):
             drawn = record_kind(kind, length, questions, plan.split)
             for number in range(count):
                 generator = record.record_generator(kind, length, number, plan.seed)

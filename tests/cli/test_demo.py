@@ -11,7 +11,6 @@ import pytest
 
 from ntk_alibi.cli import demo, main
 from ntk_alibi.evaluation import Plan, evaluate
-from ntk_alibi.evaluation.comparing import length_study
 from ntk_alibi.evaluation.records import record
 from ntk_alibi.evaluation.records.record import Case
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
@@ -58,7 +57,7 @@ def test_the_table_has_the_lengths_that_fit(
         now[0] += (round(len(case.tokens) / 2048)) ** 2 / 2
         return [place % 2 == 1 for place in range(len(case.answers))]
 
-    monkeypatch.setattr(length_study.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(record, "answered", read)
     monkeypatch.setattr(demo, "_answer_the_question", lambda *_: None)
     main(["demo", "--seconds", "50"])

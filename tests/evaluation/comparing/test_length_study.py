@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -135,6 +134,7 @@ def environment() -> dict[str, str]:
 def test_answers_of_another_study_are_refused_by_what_differs(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
+    model: Any
     model, tokenizer, _ = load(tiny_checkpoint)
     plan = replace(PLAN, methods=("original",), topic_records=0, prose_windows=0)
     length_study.evaluate(model, tokenizer, plan, tmp_path, quiet=True)
@@ -178,7 +178,7 @@ def test_a_limit_of_time_leaves_the_longest_texts_out(tiny_checkpoint: Path) -> 
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(record, "answered", answered)
-        patched.setattr(length_study.time, "monotonic", lambda: now[0])
+        patched.setattr("time.monotonic", lambda: now[0])
         assert lengths(0.0) == []
         assert lengths(4.5) == [256] * 4
         assert lengths(13.0) == [256] * 4 + [512] * 2
@@ -187,8 +187,8 @@ def test_a_limit_of_time_leaves_the_longest_texts_out(tiny_checkpoint: Path) -> 
 
 def test_what_is_named_twice_is_read_once(tiny_checkpoint: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
-    methods, few = ("original", "ntk:2", "ntk:2"), {"topic_records": 0, "prose_windows": 0}
-    plan = replace(PLAN, methods=methods, lengths=(256, 256), **few)
+    methods = ("original", "ntk:2", "ntk:2")
+    plan = replace(PLAN, methods=methods, lengths=(256, 256), topic_records=0, prose_windows=0)
     cells = length_study.evaluate(model, tokenizer, plan, quiet=True).retrieval
     assert cells["method"].tolist() == ["original", "ntk:2"]
     assert cells["cases"].tolist() == [4, 4]
@@ -197,14 +197,14 @@ def test_what_is_named_twice_is_read_once(tiny_checkpoint: Path) -> None:
 def test_an_error_leaves_no_patch(tiny_checkpoint: Path) -> None:
     model, tokenizer, _ = load(tiny_checkpoint)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(record, "answered", lambda *_: {}["a mistake"])
+        patched.setattr(record, "answered", lambda *_: dict[str, Any]()["a mistake"])
         with pytest.raises(KeyError, match="a mistake"):
             length_study.evaluate(model, tokenizer, PLAN, quiet=True)
     assert not na.patched(model)
 
 
 def same(one: Summary, other: Summary) -> bool:
-    return json.loads(one.to_json()) == json.loads(other.to_json())
+    return one.to_json() == other.to_json()
 
 
 def test_nats_agree_with_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:

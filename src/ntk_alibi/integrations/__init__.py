@@ -15,18 +15,17 @@ with _installed.needed_by("ntk_alibi.integrations"):
     from torch import nn
 
     from ntk_alibi.biases.slopes import ModelSlopes
-    from ntk_alibi.integrations import biases, families
+    from ntk_alibi.integrations import families
     from ntk_alibi.integrations.attend import Attend
     from ntk_alibi.integrations.entry import entry_of
     from ntk_alibi.integrations.family import REGISTERED, Family, register
     from ntk_alibi.integrations.patching import PatchHandle, apply, handles, saved_entry
     from ntk_alibi.integrations.settings import (
-        Settings,
         settings_of,
         warn_of_another_train_length,
         warn_of_silent_choices,
     )
-    from ntk_alibi.methods import ENTRY, ORIGINAL, scaling_and_log_n
+    from ntk_alibi.methods import ENTRY, ORIGINAL
 
 
 #: What helps with the one family whose remote code has the weights of transformers' own class.
@@ -169,7 +168,7 @@ def patch(
     if saved_length is None:
         lengths = [chosen.filled_length(target) for target in targets]
     try:
-        settings, *rest = (_settings(method, options, length) for length in lengths)
+        settings, *rest = (settings_of(method, length, **options) for length in lengths)
         _check_same("method", settings, rest)
         for target in targets:
             chosen.check_fit(target, settings)
@@ -200,15 +199,6 @@ def _check_same(name: str, first: Any, others: list[Any]) -> None:
                 f"{name} must be the same for all models that the module holds, got {first!r} and "
                 f"{other!r}: patch each of them by itself"
             )
-
-
-def _settings(method: Any, options: dict[str, Any], length: int | None) -> Settings:
-    """Return the settings of a patch's arguments, with the options that are given."""
-    bias, scaling, options = biases.bias_of_argument(method), None, dict(options)
-    log_n = options.pop("log_n", None)
-    if bias is None:
-        scaling, log_n = scaling_and_log_n(method, log_n, length)
-    return settings_of(scaling, log_n=log_n, bias=bias, **options)
 
 
 def _what_helps(config: Any) -> str:

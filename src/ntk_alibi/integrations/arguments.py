@@ -11,7 +11,7 @@ from packaging.version import Version
 from torch import nn
 
 from ntk_alibi._torch_state import has_values, is_tracing
-from ntk_alibi.integrations.caller_masks import check_shape, check_tensor, shown
+from ntk_alibi.integrations.caller_masks import PLAIN, check_shape, check_tensor, shown
 from ntk_alibi.integrations.classes import stock_class
 from ntk_alibi.integrations.transformers_versions import transformers_version
 from ntk_alibi.masks import checked_attention_mask
@@ -149,7 +149,8 @@ def check_arguments(patch: Any, arguments: Mapping[str, Any]) -> None:
 def _check_inputs(arguments: Mapping[str, Any]) -> None:
     """Check the tokens and the masks of a patched model; masks on devices are not read."""
     for name in ("input_ids", "inputs_embeds", *MASKS):
-        check_tensor(name, arguments.get(name))
+        if type(arguments.get(name)) not in PLAIN:  # no call at each token
+            check_tensor(name, arguments[name])
     for name in MASKS:
         mask = arguments.get(name)
         if mask is None or mask.ndim != 2 or mask.dtype == torch.bool or not has_values(mask):

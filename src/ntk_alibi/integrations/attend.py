@@ -184,7 +184,8 @@ class Attend:
 
     def is_eager(self, weights: Any) -> bool:
         """Return whether the layer attends eagerly: in that form, or for a caller's weights."""
-        return bool(weights) or self.patch.settings.attention == "eager"
+        form = self.patch.settings.attention
+        return form == "eager" or (form == "fused" and bool(weights))
 
     def pass_of(self, call: LayerCall) -> Pass:
         """Return the pass of a layer's tokens: the previous layer's pass, if they are the same."""
@@ -200,7 +201,7 @@ class Attend:
             call = call._replace(weights=weights)
             tokens = self.tokens_of(call)
         if tokens.forward_pass is None:
-            tokens.forward_pass = pass_kinds.begin(pass_kinds.PassInputs.of(self, tokens, call))
+            tokens.forward_pass = pass_kinds.begin(self, tokens, call)
             tokens.mask = None  # which keeps these tokens as long as it lives
         return cast(Pass, tokens.forward_pass)
 

@@ -231,8 +231,11 @@ class Family:
             _checks.check_equal("sink", settings.mask.sink, 0, where)
             _checks.check_equal("causal_block", settings.mask.causal_block, None, where)
             _checks.check_equal("log_n", settings.log_n, None, where)
-        elif self.causal is False:
-            self._check_encoder(settings)
+        elif self.causal is False and settings.mask != EVERYTHING:
+            raise ValueError(
+                f"window, sink and causal_block must not be given for {name}, an encoder, got "
+                f"{settings!r}"
+            )
 
     def check_fit(self, model: nn.Module, settings: Settings) -> None:
         """Check that a model can have these settings, and that its code is the known one."""
@@ -255,14 +258,6 @@ class Family:
         if settings.log_n is not None:
             settings.log_n.check_heads(heads)
         self.check(model, settings)
-
-    def _check_encoder(self, settings: Settings) -> None:
-        """Refuse what has a meaning in causal attention only."""
-        if settings.mask != EVERYTHING:
-            raise ValueError(
-                f"window, sink and causal_block must not be given for {self.name}, an encoder, got "
-                f"{settings!r}"
-            )
 
 
 def check_states(hidden_states: Any) -> None:

@@ -131,7 +131,11 @@ class Pass:
         if attend.table is not None:
             return self._of_table(attend, rows)
         if None not in self._kept:
-            self._kept[None] = self._of_slopes()
+            if self._crosses:
+                self._kept[None] = NoBias(self.problem.shape[1])
+            else:
+                sides = "causal" if self.problem.mask.causal else self._ahead
+                self._kept[None] = ModelALiBi.of_model(self.rule, self.settings.scaling, sides)
         return cast(BiasObject, self._kept[None])
 
     def _of_table(self, attend: Any, rows: torch.Tensor | None) -> BiasObject:
@@ -149,13 +153,6 @@ class Pass:
         if attend.reads or of_first is None:
             self._kept[attend.table] = bias, recorded
         return bias
-
-    def _of_slopes(self) -> BiasObject:
-        """Return the bias of the model's slopes; of cross-attention, which has none, no bias."""
-        if self._crosses:
-            return NoBias(self.problem.shape[1])
-        sides = "causal" if self.problem.mask.causal else self._ahead
-        return ModelALiBi.of_model(self.rule, self.settings.scaling, sides)
 
     def memo(self, bias: Any, key: Any, make: Callable[..., Made], *arguments: Any) -> Made:
         """Return make(*arguments), computed once a pass for each function, bias and key.

@@ -49,7 +49,7 @@ def in_force() -> list[Any]:
 
 def fits(attend: Any, call: LayerCall) -> bool:
     """Return whether the operator can compute a call of a layer that Dynamo traces."""
-    if torch.compiler.is_exporting() or is_transformed(maps=True):
+    if attend.patch.traceable or torch.compiler.is_exporting() or is_transformed(maps=True):
         return False
     if call.weights or isinstance(call.cache, ReadAsHeld | Bounded):
         return False
@@ -128,6 +128,17 @@ def _call_of(attend: Any, given: tuple[Any, ...]) -> LayerCall:
     )  # fmt: skip
 
 
+#: The arguments of the operator, and of its backward pass after two more:
+#:     query: (batch, heads, queries, head_dim), the last query at the last key.
+#:     key: (batch, key heads, keys, head_dim): all keys, with the empty places of a static cache.
+#:     value: as key.
+#:     mask: the mask of keys or of pairs, or None.
+#:     end: the number of tokens that the cache has seen with these, or None without a cache.
+#:     rows: the rows of the layer's table, where autograd follows them, or None.
+#:     seed: the seed of dropout, or None without.
+#:     patch, number, crosses: the key that `key_for` gave the patch, and the layer's in `numbered`.
+#:     scale: the factor of the products.
+#:     dropout: the probability of dropping a weight.
 _SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? end, Tensor? rows, "
     "Tensor? seed, int patch, int number, bool crosses, float scale, float dropout"
@@ -137,39 +148,10 @@ _SCHEMA = (
 @torch.library.custom_op(
     "ntk_alibi::layer_attention", mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor)"
 )
-def _layer_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    end: torch.Tensor | None,
-    rows: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    patch: int,
-    number: int,
-    crosses: bool,
-    scale: float,
-    dropout: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of a layer, and the number of its patch.
-
-    Args:
-        query: (batch, heads, queries, head_dim), the last query at the last key.
-        key: (batch, key heads, keys, head_dim): all keys, with the empty places of a static cache.
-        value: as key.
-        mask: the mask of keys or of pairs, or None.
-        end: the number of tokens that the cache has seen with these, or None without a cache.
-        rows: the rows of the layer's table, where autograd follows them, or None.
-        seed: the seed of dropout, or None without.
-        patch: the key that `key_for` gave the patch.
-        number: the number of the layer.
-        crosses: whether it attends to other states.
-        scale: the factor of the products.
-        dropout: the probability of dropping a weight.
-    """
-    attend = _found(patch, number, crosses)
-    place = patch, number, crosses
-    call = _call_of(attend, (query, key, value, mask, end, rows, seed, *place, scale, dropout))
+def _layer_attention(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output of a layer, and the number of its patch."""
+    attend = _found(*given[7:10])
+    call = _call_of(attend, given)
     with torch.no_grad():
         call = call._replace(mask=attend.tokens_of(call))
         output: torch.Tensor = attend.compute(call)[0]
@@ -195,8 +177,8 @@ def _layer_attention_backward(
     Raises:
         ValueError: the patch is another one than in the forward pass.
     """
-    patch, number, crosses = given[7:10]
-    attend = _found(patch, number, crosses, int(serial))
+    key, number, crosses = given[7:10]
+    attend = _found(key, number, crosses, int(serial))
     *gradients, of_rows = attend.gradients(_call_of(attend, given), gradient)
     return *gradients, given[0].new_empty(0) if of_rows is None else of_rows
 

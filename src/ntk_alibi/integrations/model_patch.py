@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch import nn
 
 from ntk_alibi._torch_state import is_tracing, refuse_script
-from ntk_alibi.biases.slopes import ModelSlopes
 from ntk_alibi.integrations import biases, graph_operator
 from ntk_alibi.integrations.arguments import positional_names
 from ntk_alibi.integrations.attend import Attend
@@ -27,7 +26,6 @@ LOCK = threading.RLock()
 _serials = itertools.count()
 
 
-@dataclass(eq=False)
 class Patch:
     """The patch of one model, which the model keeps; a copy of the model has one of its own.
 
@@ -53,31 +51,25 @@ class Patch:
         written: the argument of `entry.restore_entries`.
     """
 
-    family: Family
-    model: Any
-    settings: Settings
-    entry: dict[str, Any] | None = None
-    released: Any = None
-    key: int = -1
-    serial: int = field(init=False)
-    rule: ModelSlopes = field(init=False)
-    causal: bool = field(init=False)
-    traceable: bool = field(init=False)
-    numbered: dict[tuple[int, bool], Attend] = field(init=False)
-    ended: bool = field(init=False, default=False)
-    has_run: bool = field(init=False, default=False)
-    memory: MaskMemory = field(init=False, default_factory=MaskMemory)
-    positional: tuple[str, ...] = field(init=False)
-    parts: set[nn.Module] = field(init=False, default_factory=set)
-    replaced: list[Restored] = field(init=False, default_factory=list)
-    written: Written = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        family, model = self.family, self.model
-        self.serial = next(_serials)
+    def __init__(
+        self,
+        family: Family,
+        model: Any,
+        settings: Settings,
+        entry: dict[str, Any] | None = None,
+        released: Any = None,
+    ) -> None:
+        self.family, self.model, self.settings = family, model, settings
+        self.entry, self.released = entry, released
+        self.key, self.serial = -1, next(_serials)
         self.rule, self.causal = family.rule(model), family.is_causal(model)
-        self.positional, self.traceable = positional_names(model), self.settings.traceable
-        self.numbered = {}
+        self.traceable, self.positional = settings.traceable, positional_names(model)
+        self.ended = self.has_run = False
+        self.memory = MaskMemory()
+        self.parts: set[nn.Module] = set()
+        self.replaced: list[Restored] = []
+        self.written: Written = []
+        self.numbered: dict[tuple[int, bool], Attend] = {}
         attend_class: Any = Attend
         if self.traceable:
             from ntk_alibi.integrations.traceable import TraceableAttend

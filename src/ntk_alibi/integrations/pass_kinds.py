@@ -45,6 +45,9 @@ class PassInputs(NamedTuple):
         settings: the choices of the patch in force.
         own: biases in place of slopes, by layers, or by None for all layers; bias objects, and
             modules and functions that return them.
+        rule: the rule of the model's slopes.
+        masks_pairs: whether the mask alone says which keys each query sees. Layers of others add a
+            mask of keys alone to a causal one of their own.
     """
 
     attend: Any
@@ -55,40 +58,8 @@ class PassInputs(NamedTuple):
     past: int
     settings: Settings
     own: Mapping[Any, Any]
-
-    @staticmethod
-    def of(attend: Any, tokens: Tokens, call: LayerCall) -> PassInputs:
-        """Check the state of the model and of torch, and return what a layer got.
-
-        Args:
-            attend: the `Attend` of the layer.
-            tokens: the tokens.
-            call: the call of the layer.
-        """
-        patch, family = attend.patch, attend.family
-        model, settings = patch.model, patch.settings
-        _checks.check_no_context_parallel()
-        if attend.causal and not getattr(getattr(model, "config", None), "is_causal", True):
-            raise ValueError(
-                f"config.is_causal must be True for a patched {type(model).__name__}, got False"
-            )
-        if call.weights or tokens.weights:
-            settings = replace(settings, attention="eager")
-        if tracer := find_tracer():
-            _check_tracer(tracer, family, settings)
-        own = {}
-        if settings.bias is not None and not attend.crosses:
-            own = biases_of(model, settings.bias)
-        if family.decoder:
-            attend.check_heads()
-        cache, device = call.cache, call.query.device
-        past = 0 if cache is None else int(cache.get_seq_length(attend.index))
-        return PassInputs(attend, tokens.mask, call.sizes, device, cache, past, settings, own)
-
-    @property
-    def rule(self) -> ModelSlopes:
-        """The rule of the model's slopes."""
-        return cast(ModelSlopes, self.attend.patch.rule)
+    rule: ModelSlopes
+    masks_pairs: bool
 
     @property
     def name(self) -> str:
@@ -96,17 +67,6 @@ class PassInputs(NamedTuple):
         if self.attend.crosses:
             return "encoder_attention_mask"
         return "mask" if self.attend.family.code is None else "attention_mask"
-
-    @property
-    def masks_pairs(self) -> bool:
-        """Whether the mask alone says which keys each query sees.
-
-        Layers of others add a mask of keys alone to a causal one of their own.
-        """
-        if getattr(self.mask, "ndim", 2) != 4:
-            return False
-        of_keys = tuple(self.mask.shape[1:3]) == (1, 1)
-        return not of_keys or (self.attend.causal and self.attend.family.code is not None)
 
     def count_places(self) -> int:
         """Return the number of keys that the layer will get: of a static cache, all its places."""
@@ -124,6 +84,33 @@ class PassInputs(NamedTuple):
         return mask if limited else EVERYTHING
 
 
+def _inputs_of(attend: Any, tokens: Tokens, call: LayerCall) -> PassInputs:
+    """Return what a layer got, checked."""
+    patch, family = attend.patch, attend.family
+    model, settings = patch.model, patch.settings
+    _checks.check_no_context_parallel()
+    if attend.causal and not getattr(getattr(model, "config", None), "is_causal", True):
+        raise ValueError(
+            f"config.is_causal must be True for a patched {type(model).__name__}, got False"
+        )
+    if call.weights or tokens.weights:
+        settings = replace(settings, attention="eager")
+    if tracer := find_tracer():
+        _check_tracer(tracer, family, settings)
+    own: dict[Any, Any] = {}
+    if settings.bias is not None and not attend.crosses:
+        own = biases_of(model, settings.bias)
+    if family.decoder:
+        attend.check_heads()
+    mask, cache, pairs = tokens.mask, call.cache, False
+    if getattr(mask, "ndim", 2) == 4:
+        of_keys = tuple(mask.shape[1:3]) == (1, 1)
+        pairs = not of_keys or (attend.causal and family.code is not None)
+    past = 0 if cache is None else int(cache.get_seq_length(attend.index))
+    of_call = mask, call.sizes, call.query.device, cache
+    return PassInputs(attend, *of_call, past, settings, own, patch.rule, pairs)
+
+
 def _check_tracer(tracer: str, family: Any, settings: Settings) -> None:
     """Refuse what traces a form that reads the mask."""
     if tracer == JIT or settings.attention != "eager":
@@ -136,13 +123,20 @@ def _check_tracer(tracer: str, family: Any, settings: Settings) -> None:
         )
 
 
-def begin(inputs: PassInputs) -> Pass:
-    """Return the pass of what a layer got."""
+def begin(attend: Any, tokens: Tokens, call: LayerCall) -> Pass:
+    """Check the state of the model and of torch, and return the pass of what a layer got.
+
+    Args:
+        attend: the `Attend` of the layer.
+        tokens: the tokens.
+        call: the call of the layer.
+    """
+    inputs = _inputs_of(attend, tokens, call)
     if inputs.attend.crosses:
         return _crossing(inputs)
     if isinstance(inputs.cache, Bounded):
         return _bounded(inputs)
-    if getattr(inputs.mask, "ndim", 2) == 4 and inputs.masks_pairs:
+    if inputs.masks_pairs:
         return _of_pairs(inputs)
     return _of_rows(inputs)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ntk_alibi import _checks
+from ntk_alibi.integrations.biases import bias_of_argument
 from ntk_alibi.masks import EVERYTHING, Mask
 from ntk_alibi.methods import ORIGINAL, find_train_length, scaling_and_log_n
 from ntk_alibi.positions.log_n import LogN, as_log_n
@@ -101,22 +102,25 @@ def warn_of_silent_choices(config: Any, method: Any, log_n: Any, length: int | N
 
 
 def settings_of(
-    scaling: Scaling | None = None,
+    method: Any,
+    train_length: int | None,
     *,
     attention: Any = "fused",
     log_n: Any = None,
-    bias: Any = None,
     **limits: Any,
 ) -> Settings:
     """Return the settings of `patch`'s arguments, checked as far as possible without a model.
 
     Args:
-        scaling: the scaling.
+        method: the method of `patch`.
+        train_length: the training length of a method that has none.
         attention: the form of the attention.
         log_n: log-n scaling.
-        bias: a bias in place of ALiBi, as `biases.bias_of_argument` returns it, or None.
         limits: window, sink and causal_block of `patch`.
     """
+    bias, scaling = bias_of_argument(method), None
+    if bias is None:
+        scaling, log_n = scaling_and_log_n(method, log_n, train_length)
     checked_scaling(scaling, name="method")
     _checks.choice("attention", attention, ATTENTIONS)
     mask = Mask.checked(**limits)

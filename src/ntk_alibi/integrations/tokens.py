@@ -45,6 +45,11 @@ def untraced(function: Function) -> Function:
     return cast(Function, torch.compiler.disable(function, reason=WAY_TO_TRACE))
 
 
+def refuse(*_: Any, **__: Any) -> NoReturn:
+    """Refuse what layers without a patch do with a mask."""
+    raise RuntimeError(MISUSE)
+
+
 class Tokens(BlockMask):
     """The tokens of a pass: what all its layers need.
 
@@ -81,16 +86,6 @@ class Tokens(BlockMask):
             "call na.unpatch(model) before layers' arguments are kept in files"
         )
 
-    @property
-    def ndim(self) -> NoReturn:
-        """Refuse what Falcon's model without a patch does with a mask."""
-        raise RuntimeError(MISUSE)
-
-    @property
-    def dtype(self) -> NoReturn:
-        """Refuse what T5's layers without a patch do with a mask."""
-        raise RuntimeError(MISUSE)
-
     def to(self, *_: Any, **__: Any) -> Tokens:
         """Return itself; layers move what they need to their device."""
         return self
@@ -99,19 +94,13 @@ class Tokens(BlockMask):
         """Return itself."""
         return self
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        """Refuse to be cut to the keys of a layer, as a mask of all pairs is."""
-        raise RuntimeError(MISUSE)
-
-    @classmethod
-    def baddbmm(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refuse the product that transformers' BLOOM calls on its bias."""
-        raise RuntimeError(MISUSE)
-
-    @classmethod
-    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
-        """Refuse the operations that layers without a patch do with a mask."""
-        raise RuntimeError(MISUSE)
+    # What stock code does with a mask: Falcon's model asks for ndim, T5's layers for dtype, others
+    # cut it to the keys of a layer; BLOOM's layers add products to their bias.
+    ndim: Any = property(refuse)
+    dtype: Any = property(refuse)
+    __getitem__: Any = refuse
+    baddbmm: Any = refuse
+    __torch_function__: Any = classmethod(refuse)
 
 
 class MaskMemory:

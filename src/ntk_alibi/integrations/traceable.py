@@ -19,6 +19,7 @@ from ntk_alibi.integrations.attend import Attend
 from ntk_alibi.integrations.attention_forms import softmax_attention
 from ntk_alibi.integrations.caches import Bounded
 from ntk_alibi.integrations.caller_masks import HIDES
+from ntk_alibi.integrations.forward_pass import LayerCall
 from ntk_alibi.integrations.settings import Settings
 from ntk_alibi.torch.learned_bias import Float32Parameters
 
@@ -84,29 +85,13 @@ class LayerBias(Float32Parameters):
 class TraceableAttend(Attend):
     """The attention of one layer by a mask of queries and keys; the layer has its `LayerBias`."""
 
-    def is_eager(self, _: Any) -> bool:
-        """Return False: transformers' own layers are not traced."""
-        return False
+    def compute(self, call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return attention output and all weights; the form that `Attend` does not hide of torch.
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        mask: Any = None,
-        cache: Any = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        weights: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return attention output and all weights, of what `Attend` takes.
-
-        Its mask is transformers' mask of queries and keys, boolean or of values to add to scores.
+        The mask is transformers' mask of queries and keys, boolean or of values to add to scores.
         """
-        del weights
         layer: Any = self.layer
-        name, scale = type(layer).__name__, query.shape[3] ** -0.5 if scale is None else scale
+        key, value, mask, cache = call.key, call.value, call.mask, call.cache
         if isinstance(cache, Bounded):
             raise ValueError(
                 f"{CACHE} must hold all tokens with attention='traceable', which has no window, "
@@ -116,9 +101,9 @@ class TraceableAttend(Attend):
         self.check_heads()
         if getattr(mask, "ndim", None) != 4:
             raise RuntimeError(
-                f"transformers made no mask of queries and keys for {name}, from which a patch "
-                f"with attention='traceable' reads distances, got {type(mask).__name__}: use "
-                "attention='eager'"
+                f"transformers made no mask of queries and keys for {type(layer).__name__}, "
+                "from which a patch with attention='traceable' reads distances, got "
+                f"{type(mask).__name__}: use attention='eager'"
             )
         if cache is not None:
             if self.number == 0 and self.may_repeat():
@@ -130,4 +115,4 @@ class TraceableAttend(Attend):
         bias, factors = layer_bias(seen)
         bias = bias if boolean else bias + mask
         bias = bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
-        return softmax_attention(query, key, value, bias, factors, scale, dropout)
+        return softmax_attention(call.query, key, value, bias, factors, call.scale, call.dropout)

@@ -25,12 +25,6 @@ def transformers_version() -> str | None:
     return _installed.version_of("transformers")
 
 
-def version_is_new_enough() -> bool:
-    """Return whether the patches of transformers' models may work with what is installed."""
-    installed = transformers_version()
-    return installed is not None and Version(installed) >= TRANSFORMERS_VERSIONS[0]
-
-
 def version_is_tested() -> bool:
     """Return whether the patches were tested with what is installed, no dev version."""
     installed, (low, high) = Version(transformers_version() or "0"), TRANSFORMERS_VERSIONS
@@ -39,10 +33,11 @@ def version_is_tested() -> bool:
 
 def check_version() -> None:
     """Raise for versions of transformers that are too old for the patches."""
-    if not version_is_new_enough():
+    installed = transformers_version()
+    if installed is None or Version(installed) < TRANSFORMERS_VERSIONS[0]:
         raise RuntimeError(
             f"transformers must be >= {TRANSFORMERS_VERSIONS[0]} for ntk_alibi's patches, got "
-            f"{transformers_version()}: in older versions a patch may silently do nothing"
+            f"{installed}: in older versions a patch may silently do nothing"
         )
 
 

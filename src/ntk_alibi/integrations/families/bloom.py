@@ -72,8 +72,8 @@ def _forward(
     """Replace BloomAttention.forward."""
     check_states(hidden_states)
     if attend.is_eager(output_attentions) and not attend.may_repeat():
-        given = attention_mask, hidden_states, residual, layer_past, output_attentions
-        stock = _stock(attend, layer, *given, **kwargs)
+        given = hidden_states, residual, attention_mask, layer_past, output_attentions
+        stock = _stock(attend, *given, **kwargs)
         if stock is not None:
             return stock
     packed = layer.query_key_value(hidden_states)
@@ -96,10 +96,9 @@ def _forward(
 @untraced
 def _stock(
     attend: Any,
-    layer: Any,
-    attention_mask: Any,
     hidden_states: torch.Tensor,
     residual: torch.Tensor,
+    attention_mask: Any,
     cache: Any,
     weights: bool,
     **kwargs: Any,
@@ -114,7 +113,7 @@ def _stock(
     settings = forward_pass.settings
     if settings.attention != "eager" or settings.log_n is not None:
         return None
-    bias, dtype = forward_pass.bias_of(attend), hidden_states.dtype
+    layer, bias, dtype = attend.layer, forward_pass.bias_of(attend), hidden_states.dtype
     given = forward_pass, bias, layer.num_heads, hidden_states
     tensor, mask = forward_pass.memo(bias, dtype, _bias_and_mask, *given)
     kwargs["output_attentions"] = weights

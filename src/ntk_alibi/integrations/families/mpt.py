@@ -8,7 +8,7 @@ between real tokens counts, as in transformers.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -17,16 +17,14 @@ from ntk_alibi.integrations.arguments import CACHE, cache_of
 from ntk_alibi.integrations.classes import stock_class
 from ntk_alibi.integrations.family import check_states, of_transformers, register
 from ntk_alibi.integrations.settings import Settings
-from ntk_alibi.integrations.tokens import MISUSE, Tokens
+from ntk_alibi.integrations.tokens import Tokens, refuse
 
 
 class _NoBias(Tokens):
     """What a layer without a patch gets in place of a bias: it raises with what this is."""
 
     shape: Any = (1, 1, 1)
-
-    def size(self, *_: Any) -> NoReturn:
-        raise RuntimeError(MISUSE)
+    size: Any = refuse
 
 
 def _no_tensor(*_: Any, **__: Any) -> Tokens:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -134,7 +133,7 @@ def variables(cache: Path, **others: str) -> dict[str, str]:
 
 # ---- models in folders, with prompts and what transformers computes for them ------------------
 
-#: vLLM's kernel for CPUs has no smaller heads.
+#: Channels of a head; vLLM's kernel for CPUs has no smaller ones.
 HEAD_SIZE = 32
 
 VOCABULARY, NEW_TOKENS = 96, 16
@@ -181,50 +180,8 @@ def falcon(heads: int, **options: Any) -> Any:
 
 
 def nano_bloom() -> Any:
-    """Return the embedded model; its heads have 16 channels."""
+    """Return the embedded model."""
     return transformers.BloomForCausalLM.from_pretrained(nano_bloom_path()).eval()
-
-
-def with_larger_heads(model: Any) -> Any:
-    """Return the same BLOOM with heads of twice the channels, for kernels without small heads.
-
-    Its hidden states are the model's, twice: a norm of (x, x) is the norm of x, twice. The
-    other channels of queries, keys, values and feed-forward parts are 0.
-    """
-    small = model.config
-    heads, size = small.n_head, small.hidden_size
-    config = transformers.BloomConfig(**{**small.to_dict(), "hidden_size": 2 * size})
-    large = transformers.BloomForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in large.parameters():
-            parameter.zero_()
-        for name, target in large.transformer.named_parameters():
-            source = model.transformer.get_parameter(name)
-            if "query_key_value" in name:
-                source = source.unflatten(0, (heads, 3, -1)).clone()
-                source[:, 0] *= math.sqrt(2.0)  # attention divides by the root of the channels
-                parts = target.unflatten(0, (heads, 3, -1))
-                _fill(parts[:, :, : source.shape[2]], source)
-            elif name.endswith("self_attention.dense.weight"):
-                inputs = target.unflatten(1, (heads, -1))[..., : size // heads]
-                inputs.copy_(source.unflatten(1, (heads, -1)).repeat(2, 1, 1))
-            elif "dense_h_to_4h" in name:
-                _fill(target[: len(source)], source)
-            elif name.endswith("dense_4h_to_h.weight"):
-                target[:, : source.shape[1]].copy_(source.repeat(2, 1))
-            elif "word_embeddings." in name:
-                target.copy_(source.repeat(1, 2))
-            else:  # biases and norms; each half of the last norm gives half of the logits
-                target.copy_(source.repeat(2) * (0.5 if name.startswith("ln_f") else 1.0))
-    return large
-
-
-def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy weights for inputs x to weights for inputs (x, x), or biases."""
-    if source.ndim == target.ndim and source.shape != target.shape:
-        target[..., : source.shape[-1]].copy_(source)
-    else:
-        target.copy_(source)
 
 
 class Expected(NamedTuple):

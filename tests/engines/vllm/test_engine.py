@@ -84,8 +84,7 @@ def made(case: Case, folder: Path) -> tuple[Any, list[list[int]]]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = case.model()
-    small = model.config.hidden_size // model.config.num_attention_heads < vllm_runs.HEAD_SIZE
-    (vllm_runs.with_larger_heads(model) if small else model).save_pretrained(folder)
+    model.save_pretrained(folder)
     return model, vllm_runs.prompts(model.config.vocab_size)
 
 

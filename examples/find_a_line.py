@@ -17,7 +17,7 @@ def answer() -> str:
 
 
 print("original:", answer())  # wrong
-#> original: 7676
+#> original: 9436
 na.patch(model, "dynamic-ntk")
 print("stretched:", answer())
 #> stretched: 4217

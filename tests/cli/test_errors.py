@@ -148,10 +148,15 @@ def test_answers_are_kept_until_the_results_are_shown(
         patched.setattr("matplotlib.figure.Figure.savefig", full)
         assert "No space left on device" in error_of(arguments, capsys)
     assert Path(".ntk-alibi-eval.unfinished/answers.jsonl").exists()
-    monkeypatch.setattr("ntk_alibi.evaluation.records.record.answered", pytest.fail)
-    main(arguments)
-    assert "lines: accuracy" in capsys.readouterr().out
+    with monkeypatch.context() as patched:
+        patched.setattr("ntk_alibi.evaluation.records.record.answered", pytest.fail)
+        main(arguments)
+    out, told = capsys.readouterr()
+    assert "lines: accuracy" in out
+    assert re.findall(r"unfinished has (\d+) answers of an earlier run", told) == ["1"]
     assert not Path(".ntk-alibi-eval.unfinished").exists()
+    main(arguments)
+    assert "earlier run" not in capsys.readouterr().err
 
 
 def test_an_error_of_the_program_keeps_its_traceback(

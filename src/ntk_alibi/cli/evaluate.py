@@ -163,6 +163,13 @@ def _study(options: argparse.Namespace) -> None:
     with _files.naming("--output", "a folder that can be written"):
         _files.writable_folder(folder)
     with _files.only_run("--output", folder):
+        if (folder / FILE).exists():
+            with (folder / FILE).open("rb") as stored:
+                answers = sum(1 for _ in stored) - 1  # the first line is the key of the study
+            _tell(
+                f"{folder} has {answers} answers of an earlier run, which are taken over for the "
+                "same study; remove the folder to compute them again"
+            )
         finished = False
         try:
             _show(_computed(options, plan, folder), options)

@@ -78,18 +78,12 @@ def better_method(summary: Any) -> str | None:
     """Return the best method at the greatest length, if it is better than the first beyond chance.
 
     Within chance of the best, the recommended method is it.
-
-    That is, the 95 % interval of its gain, which is paired by record, is above zero. Where there is
-    none, because all records agree, the interval of its accuracy is above the first one's.
     """
     found = _farthest(summary)
     if len(found) < 2:
         return None
-    first, best = found.iloc[0], found.loc[_best(found)]
-    least = best["gain"] - best["gain_half_width"]
-    if math.isnan(least):
-        least = best["low"] - first["high"]
-    return str(best.name) if least > 0 else None
+    best = _best(found)
+    return best if _is_better(found, best) else None
 
 
 def conclusion(summary: Any) -> list[str]:
@@ -151,17 +145,31 @@ def markdown_to_share(summary: Any, model: str) -> list[str]:
     ]
 
 
-def _best(found: DataFrame) -> Any:
+def _best(found: DataFrame) -> str:
     """Return the name of the best method besides the first.
 
-    That is the recommended one, if its interval has the greatest accuracy, or else the one that has
-    this accuracy.
+    That is the one that has the greatest accuracy, or the recommended one, if its interval has this
+    accuracy and it is better than the first, too.
     """
     others = found[1:]
-    recommended = others[others.index == RECOMMENDED]
-    if (recommended["high"] >= others["accuracy"].max()).any():
+    greatest = str(others["accuracy"].idxmax())
+    near = others.index[others["high"] >= others["accuracy"].max()]
+    if RECOMMENDED in near and _is_better(found, RECOMMENDED) >= _is_better(found, greatest):
         return RECOMMENDED
-    return others["accuracy"].idxmax()
+    return greatest
+
+
+def _is_better(found: DataFrame, name: str) -> bool:
+    """Return whether a method is better than the first beyond chance.
+
+    That is, the 95 % interval of its gain, which is paired by record, is above zero. Where there is
+    none, because all records agree, the interval of its accuracy is above the first one's.
+    """
+    first, other = found.iloc[0], found.loc[name]
+    least = other["gain"] - other["gain_half_width"]
+    if math.isnan(least):
+        least = other["low"] - first["high"]
+    return bool(least > 0)
 
 
 def _farthest(summary: Any) -> DataFrame:

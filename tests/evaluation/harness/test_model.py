@@ -130,6 +130,20 @@ def test_a_digest_is_of_weights_and_settings(tiny_checkpoint: Path) -> None:
     assert digest("original") != before
 
 
+def test_a_saved_patch_runs_with_what_is_given_and_reported(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    model, tokenizer, _ = load(tiny_checkpoint)
+    with na.patch(model, na.DynamicNTK(train_length=16)):
+        model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lm = StretchedLM(str(tmp_path), attention="eager", quiet=True)
+    assert (lm.patch.scaling, lm.patch.attention) == (na.DynamicNTK(train_length=16), "eager")
+    assert lm.get_model_info()["train_length"] == 16
+    with pytest.raises(ValueError, match=r"^train_length must come with method"):
+        StretchedLM(str(tmp_path), train_length=64, quiet=True)
+
+
 @pytest.mark.parametrize(
     ("error", "word", "options"),
     [

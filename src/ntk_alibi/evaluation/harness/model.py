@@ -56,8 +56,10 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         pretrained: a folder, a name on the hub, or a model; by default the embedded nano BLOOM.
         method: the name of a method, such as "ntk:4", or what else `as_method` takes; by default
             the patch that the checkpoint was saved with, or "original".
-        train_length: training length in tokens; by default the one in the model's config.
-        attention: attention implementation, as for `ntk_alibi.patch`.
+        train_length: training length in tokens; by default the one in the model's config. A saved
+            patch has its own.
+        attention: attention implementation, as for `ntk_alibi.patch`; by default the saved one, or
+            "fused".
         max_length: greatest number of tokens of an input; by default there is no limit.
         quiet: whether to hide the progress bars.
         **options: further arguments of the harness's HFLM.
@@ -71,7 +73,7 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         *,
         method: Any = None,
         train_length: int | None = None,
-        attention: Any = "fused",
+        attention: Any = None,
         max_length: int | None = None,
         quiet: bool = False,
         **options: Any,
@@ -81,7 +83,8 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         if max_length is not None:
             _checks.integer("max_length", max_length, minimum=2)
         named = as_method(method, train_length or 2)  # until the checkpoint tells the length
-        _checks.choice("attention", attention, ATTENTIONS)
+        if attention is not None:
+            _checks.choice("attention", attention, ATTENTIONS)
         _check_options(options)
         _check_batches(named.scaling, options)
         self.quiet = quiet
@@ -103,8 +106,14 @@ class StretchedLM(HFLM):  # type: ignore[misc]
         check_usable(self.model)
         self.train_length = train_length or train_length_or_warn(self.config)
         if method is None and read_entry(self.config) is not None:
-            self.patch = patch(self.model)
+            if train_length is not None:
+                raise ValueError(
+                    "train_length must come with method for a checkpoint that was saved with a "
+                    f"patch, got {train_length} alone"
+                )
+            self.patch = patch(self.model, attention=attention)
             self.method = method_name(self.patch.scaling)
+            self.train_length = getattr(self.patch.scaling, "train_length", self.train_length)
             _check_batches(self.patch.scaling, options)
             return
         chosen = as_method(method, self.train_length)

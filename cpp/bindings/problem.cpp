@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/visibility.h"
+
 namespace ntk_alibi {
 namespace {
 
@@ -202,6 +204,9 @@ Problem make_problem(const std::array<std::int64_t, 4>& shape,
     problem.pairs.mask = made.pairs.get();
   }
   if (segments) made.segments = list_segments(*segments, problem);
+  // To list all keys takes no time, and problems of equal calls are kept by the hundred.
+  else if (key_positions || key_mask)
+    problem.visibility = std::make_shared<const Visibility>(problem);
   return made;
 }
 

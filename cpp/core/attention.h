@@ -29,6 +29,7 @@ struct AttentionBias {
 };
 
 class BlockMask;
+class Visibility;
 
 // The part of a mask of pairs that a problem has, from this row, query and key on. Without a mask
 // all pairs are visible.
@@ -53,6 +54,7 @@ struct AttentionProblem {
   PositionView query_positions, key_positions;
   const std::uint8_t* key_mask;  // (batch, keys), 0 for padding; or null
   MaskRule mask;
+  std::shared_ptr<const Visibility> visibility;  // of all these; if null, each call makes it
   PairMask pairs = {nullptr, 0, 0, 0};
   AttentionBias bias;
   // Of the first row, head and query, and of the first key.

@@ -83,6 +83,7 @@ AttentionProblem problem_of(const AttentionProblem& packed, const Segment& segme
   else if (p.query_positions.data != nullptr)
     p.query_positions.data += row * p.query_positions.batch_stride + query;
   p.key_mask = from(p.key_mask, row, p.key_pitch, key);
+  p.visibility = nullptr;
   p.pairs.first_row += row, p.pairs.first_query += query, p.pairs.first_key += key;
   p.bias = bias_of(p.bias, segment);
   p.dropout = moved(p.dropout, row, 0, query);

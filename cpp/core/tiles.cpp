@@ -19,12 +19,6 @@ constexpr float moderate_slope = 1.0f;
 // Steeper slopes count as this one, whose product with log2 e is just finite.
 constexpr float greatest_slope = 2.358e38f;
 
-std::int32_t query_position(const AttentionProblem& problem, std::int64_t b, std::int64_t i) {
-  const PositionView& view = problem.query_positions;
-  return view.data ? view.data[b * view.batch_stride + i]
-                   : static_cast<std::int32_t>(problem.key_length - problem.query_length + i);
-}
-
 // With factors.
 float scale_of(const AttentionProblem& problem, std::int64_t b, std::int64_t h, std::int64_t i) {
   return problem.scale * value_at(problem.factors, b, h, i);
@@ -58,9 +52,6 @@ double gathered_bias(const TileBias& bias, int query, std::int64_t key, std::int
   return index >= 0 && index < bias.table_size ? bias.table[index] : 0.0;
 }
 
-// Of each query, in the order of Tiles::QueryRows.
-constexpr std::int64_t fields_of_queries = 4;
-
 // Shifts of a bias without slopes.
 constexpr double no_shifts[most_queries_per_tile] = {};
 
@@ -69,39 +60,20 @@ constexpr double no_shifts[most_queries_per_tile] = {};
 Tiles::Tiles(const AttentionProblem& problem)
     : problem_(problem),
       kernels_(active_kernels()),
-      lists_(problem),
+      visibility_(problem.visibility ? problem.visibility
+                                     : std::make_shared<const Visibility>(problem)),
       cut_(problem.query_length, kernels_.queries_per_tile),
-      bits_(problem, lists_, cut_),
-      bounds_(problem, lists_),
+      bits_(problem, visibility_->keys(), cut_),
+      bounds_(problem, visibility_->keys()),
       greatest_scale_(greatest_scale(problem)) {
-  const std::int64_t queries = problem.query_length;
-  const bool rows_differ = problem.query_positions.batch_stride != 0;
-  query_rows_.resize((rows_differ ? problem.batch : 1) * fields_of_queries * queries);
-  for (std::size_t b = 0; b * fields_of_queries * queries < query_rows_.size(); ++b)
-    for (std::int64_t i = 0; i < queries; ++i) {
-      const std::int32_t position = query_position(problem, b, i);
-      const VisibleInterval interval = problem.mask.interval(position);
-      std::int32_t* row = query_rows_.data() + b * fields_of_queries * queries + i;
-      row[0] = position;
-      row[queries] = interval.least_distance;
-      row[2 * queries] = interval.greatest_distance;
-      row[3 * queries] = interval.sink_end;
-    }
   std::fill(std::begin(scales_), std::end(scales_), problem.scale);
-}
-
-Tiles::QueryRows Tiles::queries_of(std::int64_t b, std::int64_t first) const {
-  const std::int64_t queries = problem_.query_length;
-  const std::int64_t row = problem_.query_positions.batch_stride != 0 ? b : 0;
-  const std::int32_t* data = query_rows_.data() + row * fields_of_queries * queries + first;
-  return {data, data + queries, data + 2 * queries, data + 3 * queries};
 }
 
 AttentionTile Tiles::describe(std::int64_t b, std::int64_t h, std::int64_t first,
                               std::int64_t count, TileRows& rows) const {
   const AttentionProblem& p = problem_;
   const std::int64_t key_head = h / (p.query_heads / p.key_heads);
-  QueryRows queries = queries_of(b, first);
+  QueryRows queries = visibility_->queries(b, first);
   if (p.bias.hides_sides) hide_sides(b, h, first, count, queries, rows);
   AttentionTile tile;
   tile.dtype = p.dtype;

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "core/attention.h"
 #include "core/block_mask.h"
 #include "core/isa.h"
-#include "core/key_lists.h"
 #include "core/skip_bounds.h"
+#include "core/visibility.h"
 
 namespace ntk_alibi {
 
@@ -41,7 +41,7 @@ class Tiles {
   AttentionTile largest() const;
 
   const KernelTable& kernels() const { return kernels_; }
-  const OwnedKeyList& keys_of(std::int64_t b) const { return lists_.of_row(b); }
+  const OwnedKeyList& keys_of(std::int64_t b) const { return visibility_->keys().of_row(b); }
 
   // Throws std::domain_error if results are not finite although all inputs are, or if the scores of
   // all keys that a query sees are minus infinity, which a kernel takes for hidden keys.
@@ -54,16 +54,6 @@ class Tiles {
   void count_visible_blocks(std::int64_t head, const AttentionTile& tile) const;
 
  private:
-  // One value of each query of a batch row, the same for all heads: its position and what it sees.
-  struct QueryRows {
-    const std::int32_t *positions, *least_distances, *greatest_distances, *sink_ends;
-
-    VisibleInterval interval(std::int64_t r) const {
-      return {least_distances[r], greatest_distances[r], sink_ends[r]};
-    }
-  };
-
-  QueryRows queries_of(std::int64_t b, std::int64_t first) const;
   void hide_sides(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
                   QueryRows& queries, TileRows& rows) const;
   void describe_slopes(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
@@ -79,13 +69,12 @@ class Tiles {
 
   const AttentionProblem& problem_;
   const KernelTable& kernels_;
-  const KeyLists lists_;
+  const std::shared_ptr<const Visibility> visibility_;
   const QueryTiles cut_;
   const PairBits bits_;
   const SkipBounds bounds_;
   const float greatest_scale_;
-  std::vector<std::int32_t> query_rows_;  // (rows, 4, queries), the fields of QueryRows
-  float scales_[most_queries_per_tile];   // of the queries of each tile, without factors
+  float scales_[most_queries_per_tile];  // of the queries of each tile, without factors
 };
 
 }  // namespace ntk_alibi

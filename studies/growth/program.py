@@ -28,6 +28,9 @@ from studies.stretchings.models import recipes
 #: Sections of the document.
 SECTIONS = ("machine", "rules", "ways", "lengths")
 
+#: The tokens of the shortest record that has room for its questions.
+SHORTEST = 200
+
 #: The embedded model.
 EMBEDDED = "nano-bloom"
 
@@ -47,6 +50,8 @@ def read_model(name: str, trained: Path, output: Path, plan: GrowthPlan) -> list
     recipe = NanoBloomRecipe() if name == EMBEDDED else _recipes()[name]
     loaded, lines = None, []
     for multiple, count in plan.records:
+        if multiple * recipe.train_length < SHORTEST:
+            continue
         file = ResultsFile(output / f"{name}-{multiple:g}x.json", recipe, plan)
         if file.read() is None:
             loaded = loaded or load(name if name == EMBEDDED else trained / name)
@@ -86,6 +91,7 @@ def tables(summary: dict[str, Any]) -> dict[str, str]:
             models[name][length][rule][way]
             for name in names or models
             for length in at or lengths
+            if length in models[name]
             for way in ways or WAYS
         ]
         return f"{100 * np.mean(cells):.1f}"

@@ -203,10 +203,12 @@ Problem make_problem(const std::array<std::int64_t, 4>& shape,
     check_pairs(*made.pairs, problem);
     problem.pairs.mask = made.pairs.get();
   }
-  if (segments) made.segments = list_segments(*segments, problem);
-  // To list all keys takes no time, and problems of equal calls are kept by the hundred.
-  else if (key_positions || key_mask)
+  if (segments) {
+    made.segments = list_segments(*segments, problem);
+  } else if (key_positions || key_mask) {
+    // To list all keys takes no time, and problems of equal calls are kept by the hundred.
     problem.visibility = std::make_shared<const Visibility>(problem);
+  }
   return made;
 }
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import ntk_alibi as na
 from model_runs import LOGITS
 from ntk_alibi.integrations.arguments import CACHE
-from table_families import shared_model
+from table_families import UMT5_NEEDS, shared_model
 
 ROWS, TOKENS, DECODED, ROOM = 2, 10, 7, 14
 IDS = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 17 + 3
@@ -196,10 +196,7 @@ REPEATED = pytest.mark.needs("transformers >= 5.24", "UMT5 of 5.4 makes its mask
 OWN_MASKS = ("encoder's mask of 1 row", "step, mask 1 more")
 
 #: Cases in which the stock UMT5 begins a cache by a text without padding.
-AHEAD = pytest.mark.needs(
-    "transformers >= 5.18",
-    "from 5.15 on UMT5's decoder sees the keys ahead by sdpa where no token is padding",
-)
+AHEAD = pytest.mark.needs(*UMT5_NEEDS)
 UNPADDED = ("step, mask 1 less", "step, mask of the first token")
 
 

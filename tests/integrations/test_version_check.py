@@ -18,12 +18,12 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import ntk_alibi as na
 from ntk_alibi.integrations import checks, transformers_versions
 from ntk_alibi.integrations.arguments import CACHE
-from table_families import FAMILIES, model_of
+from table_families import FAMILIES, UMT5_NEEDS, model_of
 
 #: Families whose own layers computed something else in older versions.
 WRONG = {
     "switch": "Switch has a bias in its first layer alone",
-    "umt5": "from 5.15 on UMT5's decoder sees the keys ahead by sdpa where no token is padding",
+    "umt5": UMT5_NEEDS[1],
 }
 OF_TRANSFORMERS = [
     pytest.param(

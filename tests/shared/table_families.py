@@ -29,6 +29,12 @@ from small_models import make_model, make_relative, toy_family, toy_model
 
 Values = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
+#: What tests of the stock UMT5's decoder need, and why.
+UMT5_NEEDS = (
+    "transformers >= 5.18",
+    "from 5.15 on UMT5's decoder sees the keys ahead by sdpa where no token is padding",
+)
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -148,13 +148,13 @@ def markdown_to_share(summary: Any, model: str) -> list[str]:
 def _best(found: DataFrame) -> str:
     """Return the name of the best method besides the first.
 
-    That is the one that has the greatest accuracy, or the recommended one, if its interval has this
-    accuracy and it is better than the first, too.
+    That is the one that has the greatest accuracy. The recommended one takes its place if its
+    interval has this accuracy, unless the other alone is better than the first.
     """
     others = found[1:]
     greatest = str(others["accuracy"].idxmax())
     near = others.index[others["high"] >= others["accuracy"].max()]
-    if RECOMMENDED in near and _is_better(found, RECOMMENDED) >= _is_better(found, greatest):
+    if RECOMMENDED in near and (_is_better(found, RECOMMENDED) or not _is_better(found, greatest)):
         return RECOMMENDED
     return greatest
 

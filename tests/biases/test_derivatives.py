@@ -125,16 +125,21 @@ PAIRS = [(CASES[bias], WAYS[kind]) for bias, kind in NAMES]
 
 
 def calls() -> Iterator[Any]:
-    """Yield the calls of `make test`, and all others, marked as slow."""
-    turns = [(name, x) for i, name in enumerate(NAMES) for x in [*TRANSFORMS][i % 3 :: 3]]
-    for name, case in CASES.items():
-        for kind, way in WAYS.items():
-            if way.refusal(case) is None:
-                for transform in TRANSFORMS:
-                    marks = () if ((name, kind), transform) in turns else pytest.mark.slow
-                    yield pytest.param(
-                        case, way, transform, id=f"{name}: {kind}: {transform}", marks=marks
-                    )
+    """Yield the calls of `make test`, and, marked as slow, each bias in each kind of call.
+
+    The transforms take turns there: each bias meets each of them, and each kind of call nearly all.
+    """
+    transforms = [*TRANSFORMS]
+    quick = [(*pair, x) for i, pair in enumerate(NAMES) for x in transforms[i % 3 :: 3]]
+    turns = [
+        (name, kind, transforms[(i + j) % len(transforms)])
+        for i, (name, case) in enumerate(CASES.items())
+        for j, kind in enumerate(k for k, way in WAYS.items() if way.refusal(case) is None)
+    ]
+    for name, kind, transform in dict.fromkeys(quick + turns):
+        marks = () if (name, kind, transform) in quick else pytest.mark.slow
+        at = f"{name}: {kind}: {transform}"
+        yield pytest.param(CASES[name], WAYS[kind], transform, id=at, marks=marks)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -6,6 +6,7 @@ It runs in a separate process, since llama.cpp starts threads, writes logs and m
 from __future__ import annotations
 
 import json
+import os
 import sys
 import urllib.request
 from typing import Any
@@ -58,6 +59,7 @@ def main() -> None:
             }
         )
     print(json.dumps(answers), flush=True)
+    os._exit(0)  # the server's destructor may wait for a thread of its own for ever
 
 
 def ask(server: Any, what: str, content: dict[str, Any]) -> Any:

@@ -67,6 +67,7 @@ def complete(
         input=json.dumps(request),
         capture_output=True,
         text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -93,14 +93,14 @@ def write_entry(configs: Iterable[Any], entry: dict[str, Any] | None) -> None:
         _set(config, () if entry is None else (dict(entry),))
 
 
-def restore_entries(written: Written, model: Any) -> None:
+def restore_entries(written: Written, targets: list[Any]) -> None:
     """Give configurations the entries of `with_earlier`, except those of other patched models.
 
     Args:
         written: what `with_earlier` returned.
-        model: the model that has lost its patch.
+        targets: the models that have lost their patches.
     """
-    shared = {id(x) for _, (x, _) in written_by_others([x for x, _ in written], [model])}
+    shared = {id(x) for _, (x, _) in written_by_others([x for x, _ in written], targets)}
     for config, before in written:
         if id(config) not in shared:
             _set(config, before)

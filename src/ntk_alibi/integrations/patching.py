@@ -53,13 +53,15 @@ class PatchHandle:
     def undo(self) -> None:
         """Undo this patch; one that was undone or replaced stays so."""
         with LOCK:
+            live = [patch for patch in self._patches if patch.in_force]
+            targets = [patch.model for patch in live]
+            earlier = [pair for patch in live for pair in patch.written]
+            written = with_earlier(configs_of(self._model, targets), earlier)
             for patch in self._patches:
                 patch.ended = True
-                if patch.in_force:
-                    configs = configs_of(self._model, [patch.model])
-                    written = with_earlier(configs, patch.written)
-                    swap(patch.model, None)
-                    restore_entries(written, patch.model)
+            for target in targets:
+                swap(target, None)
+            restore_entries(written, targets)
 
     def __enter__(self) -> PatchHandle:
         """Begin the block at whose end this patch is undone.

@@ -1,4 +1,4 @@
-"""How many Python functions of the package a call runs: what each layer and token pays."""
+"""What each layer, token and patch pays: Python functions of the package, and collected garbage."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import ntk_alibi as na
 from ntk_alibi.integrations.arguments import CACHE
+from table_families import model_of
 
 PACKAGE = str(Path(na.__file__).parent)
 
@@ -86,6 +87,24 @@ def test_a_patch_of_two_layers() -> None:
     na.patch(model).undo()
     gc.collect()  # models of other tests, whose patches would be asked, too
     assert calls(lambda: na.patch(model)) <= 240
+
+
+def test_a_patch_of_two_stacks_does_not_collect_garbage() -> None:
+    """To collect takes the time of all objects of the process, seconds at times."""
+    model, collected = model_of("t5"), []
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        collected.append(phase)
+
+    gc.disable()  # what collects now was asked to
+    gc.callbacks.append(note)
+    try:
+        with na.patch(model, "original"):
+            pass
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert not collected
 
 
 def test_warm_attention() -> None:

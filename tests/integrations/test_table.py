@@ -20,7 +20,7 @@ from patched_calls import (
     of_oracle,
     results,
 )
-from table_families import FAMILIES, shared_model
+from table_families import FAMILIES, STATIC_NEEDS, shared_model
 
 WHOLE_BIAS = pytest.mark.needs("transformers >= 5.18", "Switch has a bias in its first layer alone")
 
@@ -43,7 +43,9 @@ def test_an_oracle_of_nothing_is_the_model_itself(family: str, padding: str) -> 
 
 
 def parameter(row: Row) -> Any:
-    return pytest.param(row, id=" | ".join(row.values()))
+    static = (row["family"], row["way"], row["padding"]) == ("bloom", "generate, static", "none")
+    marks = pytest.mark.needs(*STATIC_NEEDS) if static else ()
+    return pytest.param(row, id=" | ".join(row.values()), marks=marks)
 
 
 def check(row: Row) -> None:

@@ -358,7 +358,9 @@ IN_PARTS: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        *itertools.product(("bloom", "mpt", "falcon"), IN_PARTS),
+        *itertools.product(["bloom"], IN_PARTS),
+        ("mpt", "a WindowCache"),
+        ("falcon", "a GrowingCache"),
         ("T5", "weights"),
         ("MPNet", "weights"),
     ],

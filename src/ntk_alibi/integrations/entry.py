@@ -120,9 +120,14 @@ def written_by_others(configs: list[Any], targets: list[Any]) -> list[tuple[Any,
     return found()
 
 
-def check_own_configs(configs: list[Any], targets: list[Any], entry: Any) -> None:
-    """Refuse a configuration object of another patched model, whose patch is saved in it."""
-    if any(patch.entry != entry for patch, _ in written_by_others(configs, targets)):
+def check_own_configs(others: list[tuple[Any, Any]], entry: Any) -> None:
+    """Refuse a configuration object of another patched model, whose patch is saved in it.
+
+    Args:
+        others: what `written_by_others` returned.
+        entry: the entry of a new patch.
+    """
+    if any(patch.entry != entry for patch, _ in others):
         raise ValueError(
             "model must have a configuration of its own, in which its patch is saved, got one "
             "object for two models with different patches: build each model of "

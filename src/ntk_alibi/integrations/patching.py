@@ -121,7 +121,8 @@ def apply(
             checks.compare_small_model(family, target, partial(_patch_plainly, family))
     with LOCK:
         configs = configs_of(model, targets)
-        check_own_configs(configs, targets, entry)
+        others = written_by_others(configs, targets)
+        check_own_configs(others, entry)
         before = [patch_of(target) for target in targets]
         try:
             for target, old in zip(targets, before, strict=True):
@@ -134,7 +135,7 @@ def apply(
             raise
         patches: list[Patch] = [getattr(target, PATCH) for target in targets]
         earlier = [pair for old in before if old is not None for pair in old.written]
-        earlier += [pair for _, pair in written_by_others(configs, targets)]
+        earlier += [pair for _, pair in others]
         written = with_earlier(configs, earlier)
         write_entry(configs, entry)
         for patch in patches:

@@ -57,7 +57,12 @@ def paired_p(gains: Sequence[float]) -> str:
 
     if len(gains) < 2 or float(np.std(gains)) == 0.0:
         return ""
-    return f"{ttest_1samp(gains, 0.0).pvalue:.3f}"
+    return probability(ttest_1samp(gains, 0.0).pvalue)
+
+
+def probability(p: float) -> str:
+    """Format a p to three digits; it is never 0."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def curve_means(cells: Mapping[str, Cells], unit: float = 100.0) -> dict[str, list[float]]:

@@ -359,10 +359,8 @@ IN_PARTS: dict[str, tuple[dict[str, Any], Any]] = {
     ("name", "what"),
     [
         *itertools.product(["bloom"], IN_PARTS),
-        ("mpt", "a WindowCache"),
-        ("falcon", "a GrowingCache"),
-        ("T5", "weights"),
-        ("MPNet", "weights"),
+        *itertools.product(["mpt", "falcon"], ["a WindowCache"]),
+        *itertools.product(["T5", "MPNet"], ["weights"]),
     ],
 )
 def test_layers_that_run_outside_of_graphs_stay_apart(name: str, what: str) -> None:

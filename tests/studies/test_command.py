@@ -106,6 +106,7 @@ def test_means_have_students_intervals_and_shares_end_at_all_and_nothing() -> No
     shown = [means.share([]), means.share([0.5]), means.points([]), means.points([0.001, -0.003])]
     assert shown == ["", "50", "", "+0 ± 3"]
     assert [means.paired_p([0.1]), means.paired_p([0.1, 0.1])] == ["", ""]
+    assert means.paired_p([0.1, 0.101, 0.099]) == "< 0.001"
     axes = means.curves(
         {"one": [[0.5], [], [0.4, 0.6]]}, (1, 2, 4), 8, "%", ax=Figure().subplots(), limits=None
     )

@@ -57,11 +57,11 @@ def paired_p(gains: Sequence[float]) -> str:
 
     if len(gains) < 2 or float(np.std(gains)) == 0.0:
         return ""
-    return probability(ttest_1samp(gains, 0.0).pvalue)
+    return p_value(ttest_1samp(gains, 0.0).pvalue)
 
 
-def probability(p: float) -> str:
-    """Format a p to three digits; it is never 0."""
+def p_value(p: float) -> str:
+    """Format a p-value to three digits, and one that is smaller as below 0.001."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 

@@ -16,7 +16,7 @@ from ntk_alibi import _files
 from ntk_alibi.evaluation.report.markdown import describe_machine, table
 from ntk_alibi.methods import ORIGINAL, RECOMMENDED
 from studies.forms import FRESH, HELD_OUT, NEW
-from studies.means import curves, paired_p, plus_minus, points, probability, share
+from studies.means import curves, p_value, paired_p, plus_minus, points, share
 from studies.stretchings.models import WIDTHS, NanoMPTRecipe, recipes
 from studies.stretchings.reading import KINDS, RULES
 
@@ -176,7 +176,7 @@ def _trend(sizes: dict[str, list[Summary]]) -> str:
         cells = ["", ""]
         if len({x for x, _ in found}) > 1 and len(found) > 2:
             line = linregress(*zip(*found, strict=True))
-            cells = [f"{line.slope:+.1f}", probability(line.pvalue)]
+            cells = [f"{line.slope:+.1f}", p_value(line.pvalue)]
         rows.append([f"{rule} over {base}", str(len(found)), *cells])
     return table(["", "models", "points for each doubling of the size", "p"], rows)
 

@@ -358,9 +358,9 @@ IN_PARTS: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        *itertools.product(["bloom"], IN_PARTS),
-        *itertools.product(["mpt", "falcon"], ["a WindowCache"]),
-        *itertools.product(["T5", "MPNet"], ["weights"]),
+        *itertools.product(("bloom", "mpt", "falcon"), IN_PARTS),
+        ("T5", "weights"),
+        ("MPNet", "weights"),
     ],
 )
 def test_layers_that_run_outside_of_graphs_stay_apart(name: str, what: str) -> None:
